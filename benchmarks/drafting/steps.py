@@ -33,7 +33,7 @@ from benchmarks.shared.places import QUICKSTART
 from benchmarks.shared.records import described_run, write_record
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
-from rlhfless_functions.data.rollouts import Rollout, read_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
@@ -71,7 +71,7 @@ def untrained(model: str, folder: Path) -> Path:
     return folder
 
 
-def share_of(actor: Path) -> list[Rollout]:
+def share_of(actor: Path) -> list[GeneratedSample]:
     """What an actor finished in a step."""
     return [each for each in read_rollouts(sorted(map(str, actor.glob("*.parquet")))).values() if each.finished]
 

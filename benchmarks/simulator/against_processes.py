@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.shared.records import described_run, write_record
 from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_functions.api import Event, Samples, SampleTask
-from rlhfless_functions.generation.publishing import FlushSchedule
+from rlhfless_functions.generation.rollout_files import FlushSchedule
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.spec import RLHFJob

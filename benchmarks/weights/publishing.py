@@ -29,7 +29,8 @@ PROMPT, RESPONSE = 40, 60
 INSTANCE = """
 import json, sys, time
 
-from rlhfless_functions.learning import learner, publisher
+from rlhfless_functions.learning import version_publisher as publisher
+from rlhfless_functions.learning import learner
 from rlhfless_functions.serving.instance import InstanceOptions, run_instance
 
 log = open(sys.argv[2], "w", buffering=1)

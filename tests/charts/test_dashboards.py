@@ -24,7 +24,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, RunRequest, Started
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import Metering
-from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.base import StateChange, StateListener

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts import ArtifactCorruptError, ArtifactMissingError
 from rlhfless_functions.data.rollouts import (
+    GeneratedSample,
     PreparedSample,
-    Rollout,
     VersionSpan,
     continued_spans,
     read_prepared,
@@ -31,7 +31,7 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 
 
 @st.composite
-def rollouts(draw: st.DrawFn, kind: type[Rollout] = Rollout) -> Any:
+def rollouts(draw: st.DrawFn, kind: type[GeneratedSample] = GeneratedSample) -> Any:
     """A rollout whose lists fit together, as a prepared sample if asked."""
     response = draw(TOKENS)
     ends = sorted({*draw(st.sets(st.integers(1, 6))), len(response)} & set(range(1, len(response) + 1)))
@@ -45,8 +45,8 @@ def rollouts(draw: st.DrawFn, kind: type[Rollout] = Rollout) -> Any:
         "finish_reason": draw(st.sampled_from(["stop", "truncated", "cut"])),
         "versions": [VersionSpan(draw(st.integers(0, 9)), *span) for span in zip(starts, ends, strict=False)],
     }
-    if kind is Rollout:
-        return Rollout(**rollout)
+    if kind is GeneratedSample:
+        return GeneratedSample(**rollout)
     per_token = st.none() | st.lists(FLOATS, min_size=len(response), max_size=len(response))
     return PreparedSample(
         **rollout,
@@ -63,7 +63,7 @@ def rollouts(draw: st.DrawFn, kind: type[Rollout] = Rollout) -> Any:
     )
 
 
-def rollout(prompt: int = 0, index: int = 0, length: int = 3, **changes: Any) -> Rollout:
+def rollout(prompt: int = 0, index: int = 0, length: int = 3, **changes: Any) -> GeneratedSample:
     fields: dict[str, Any] = {
         "prompt": prompt,
         "index": index,
@@ -73,7 +73,7 @@ def rollout(prompt: int = 0, index: int = 0, length: int = 3, **changes: Any) ->
         "finish_reason": "stop",
         "versions": [VersionSpan(7, 0, length)] if length else [],
     }
-    return Rollout(**{**fields, **changes})
+    return GeneratedSample(**{**fields, **changes})
 
 
 # --- rollouts ----------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def rollout(prompt: int = 0, index: int = 0, length: int = 3, **changes: Any) ->
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(rollouts(), max_size=4, unique_by=lambda rollout: rollout.key))
-def test_rollouts_come_back_as_they_were(written: list[Rollout]) -> None:
+def test_rollouts_come_back_as_they_were(written: list[GeneratedSample]) -> None:
     write_rollouts("memory://rollouts/part.parquet", written)
     assert read_rollouts(["memory://rollouts/part.parquet"]) == {rollout.key: rollout for rollout in written}
 
@@ -103,7 +103,7 @@ def test_a_part_is_plain_parquet(tmp_path: Path) -> None:
 
 
 def test_a_finished_sample_wins_over_a_partial_one_and_a_longer_over_a_shorter(tmp_path: Path) -> None:
-    def part(name: str, *samples: Rollout) -> str:
+    def part(name: str, *samples: GeneratedSample) -> str:
         write_rollouts(str(tmp_path / name), samples)
         return str(tmp_path / name)
 
@@ -189,8 +189,8 @@ def test_a_part_is_read_without_threads_of_arrow(tmp_path: Path) -> None:
     program = """
         import os, sys
         from rlhfless_functions.data.parquet import read_table
-        from rlhfless_functions.data.rollouts import ROLLOUT_SCHEMA, Rollout, write_rollouts
-        write_rollouts(sys.argv[1], [Rollout(0, 0, [1], [], [], "cut", [])])
+        from rlhfless_functions.data.rollouts import ROLLOUT_SCHEMA, GeneratedSample, write_rollouts
+        write_rollouts(sys.argv[1], [GeneratedSample(0, 0, [1], [], [], "cut", [])])
         threads = os.listdir("/proc/self/task")
         assert len(read_table(sys.argv[1], ROLLOUT_SCHEMA)) == 1
         assert os.listdir("/proc/self/task") == threads

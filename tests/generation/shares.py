@@ -22,7 +22,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, write_prompts
-from rlhfless_functions.data.rollouts import Rollout, read_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
@@ -97,7 +97,7 @@ class Outcome:
             for sample in event.samples
         ]
 
-    def finished(self) -> dict[tuple[int, int], Rollout]:
+    def finished(self) -> dict[tuple[int, int], GeneratedSample]:
         """Every finished sample, read from the part that its event named."""
         return {key: read_rollouts([part])[key] for key, part in self.announced(Samples)}
 
@@ -138,7 +138,7 @@ def run_and_kill(request: GenerationRequest, *, events: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def undisturbed() -> dict[str, dict[tuple[int, int], Rollout]]:
+def undisturbed() -> dict[str, dict[tuple[int, int], GeneratedSample]]:
     return {}
 
 
@@ -146,8 +146,8 @@ def undisturbed() -> dict[str, dict[tuple[int, int], Rollout]]:
 def whole(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    undisturbed: dict[str, dict[tuple[int, int], Rollout]],
-) -> dict[tuple[int, int], Rollout]:
+    undisturbed: dict[str, dict[tuple[int, int], GeneratedSample]],
+) -> dict[tuple[int, int], GeneratedSample]:
     """What the share is when nothing happens."""
     if "rollouts" not in undisturbed:
         undisturbed["rollouts"] = run(make_request("whole"), generator).finished()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions.api import GenerationRequest, NextWeights, Progress, WeightsReference
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.weights import load_policy, load_tokenizer, publish_weights
 from tests.generation.shares import Ticks, run
@@ -45,8 +45,8 @@ class HeldBack(Ticks):
 
 @pytest.mark.parametrize("place", ["folder", "store"])
 def test_the_next_version_is_fetched_while_a_request_decodes(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout], tmp_path: Path, place: str,
-    request: pytest.FixtureRequest,
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], GeneratedSample], tmp_path: Path,
+    place: str, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     root = str(tmp_path) if place == "folder" else request.getfixturevalue("s3")
     third = make_version(make_request, f"{root}/weights/step-3")

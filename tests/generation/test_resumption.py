@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, GenerationRequest, GenerationResult, Partial, Samples, WeightsReference
-from rlhfless_functions.data.rollouts import Rollout, read_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from tests.generation.shares import Ticks, run, run_and_kill
@@ -26,7 +26,7 @@ from tests.generation.shares import whole as whole
 def test_a_cut_publishes_everything_and_the_rest_is_continued_exactly(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     cut: int,
 ) -> None:
     first = run(make_request("first"), stop_at=cut)
@@ -44,7 +44,7 @@ def test_a_cut_publishes_everything_and_the_rest_is_continued_exactly(
 
 
 def test_samples_can_move_many_times(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     sinks: list[str] = []
     for attempt in range(4):
@@ -57,7 +57,7 @@ def test_samples_can_move_many_times(
 
 
 def test_parts_that_the_sender_has_heard_of_are_not_looked_at(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     first = run(make_request("first", flush_seconds=0.1), stop_at=25)
     *heard, last = first.result.parts
@@ -80,7 +80,7 @@ def test_parts_that_the_sender_has_heard_of_are_not_looked_at(
 
 
 def test_a_single_part_can_be_gone_on_from(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     first = run(make_request("first", flush_seconds=0.1), stop_at=25)
     snapshot = first.announced(Partial)[-1][1]
@@ -92,7 +92,7 @@ def test_a_single_part_can_be_gone_on_from(
 
 
 def test_the_same_attempt_on_another_instance_keeps_the_parts_of_the_first(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     first = run(make_request(), stop_at=20)
     before = {part: artifacts.read_bytes(part) for part in first.result.parts}
@@ -103,7 +103,7 @@ def test_the_same_attempt_on_another_instance_keeps_the_parts_of_the_first(
 
 
 def test_what_is_finished_is_announced_again_and_not_generated(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     first = run(make_request("first"), generator)
     weights = WeightsReference(version=2, uri="nowhere")
@@ -118,7 +118,7 @@ def test_what_is_finished_is_announced_again_and_not_generated(
 def test_samples_of_another_weights_version_are_not_used(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     cut: int | None,
     tiny_model: Path,
 ) -> None:
@@ -150,8 +150,8 @@ def test_a_response_that_older_weights_began_keeps_their_tokens_and_says_which_a
 ) -> None:
     """Cut twice, it goes on with newer weights each time. Every token has the log-probability of what sampled it."""
     sinks: list[str] = []
-    held: list[dict[tuple[int, int], Rollout]] = []
-    announced: dict[tuple[int, int], Rollout] = {}
+    held: list[dict[tuple[int, int], GeneratedSample]] = []
+    announced: dict[tuple[int, int], GeneratedSample] = {}
     for weights, stop_at in zip(versions, (12, 14, None), strict=True):
         request = make_request(
             f"with-{weights.version}", weights=weights, oldest_version=0, resume_from=list(sinks), flush_seconds=0.05
@@ -208,7 +208,7 @@ def test_a_response_keeps_the_keys_and_values_of_older_weights_if_its_own_instan
     assert differ > len(held) / 2 if instance == "the same" else differ == 0
 
 
-def log_probs_under(weights: WeightsReference, rollout: Rollout) -> list[float]:
+def log_probs_under(weights: WeightsReference, rollout: GeneratedSample) -> list[float]:
     """Of each response token, by a fresh forward pass over the whole sequence."""
     model = AutoModelForCausalLM.from_pretrained(weights.uri, dtype=torch.float32)
     with torch.no_grad():
@@ -247,7 +247,7 @@ def test_samples_outside_the_share_are_left_alone(
 
 
 def test_a_task_that_is_stopped_before_it_begins_loads_nothing(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     events: list[Event] = []
     context = TaskContext(emit=events.append)
@@ -258,7 +258,7 @@ def test_a_task_that_is_stopped_before_it_begins_loads_nothing(
 
 @pytest.mark.slow
 def test_an_instance_that_is_killed_loses_no_more_than_its_last_moments(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     request = make_request("killed", flush_seconds=1e-6)
     run_and_kill(request, events=4)

@@ -13,7 +13,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import GenerationRequest, Partial, Progress, Samples, SampleTask, WeightsReference
 from rlhfless_functions.artifacts.copies import copy_place
 from rlhfless_functions.artifacts.relaying import relayed
-from rlhfless_functions.data.rollouts import Rollout, read_rollouts, write_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts, write_rollouts
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskError
@@ -56,11 +56,11 @@ def test_every_sample_is_published_and_announced_once(
 
 
 def test_any_division_of_a_share_gives_the_same_samples(
-    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], generator: Generator, whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     samples = make_request().samples
     random.Random(0).shuffle(samples)
-    parts: dict[tuple[int, int], Rollout] = {}
+    parts: dict[tuple[int, int], GeneratedSample] = {}
     for actor in range(3):
         request = make_request(f"actor-{actor}", samples=samples[actor::3], kv_budget_tokens=96 * (1 + 3 * actor))
         parts |= run(request, generator).finished()
@@ -71,7 +71,7 @@ def test_any_division_of_a_share_gives_the_same_samples(
 def test_seed_purpose_and_step_all_matter(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     changes: dict[str, Any],
 ) -> None:
     other = run(make_request("other", **changes), generator).finished()
@@ -83,7 +83,7 @@ def test_seed_purpose_and_step_all_matter(
 def test_an_instance_answers_at_the_version_that_is_asked_for(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     tiny_model: Path,
     tmp_path: Path,
 ) -> None:
@@ -104,7 +104,7 @@ def test_an_instance_answers_at_the_version_that_is_asked_for(
 def test_a_new_instance_passes_on_the_model_that_a_job_begins_with_if_it_has_a_manifest(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     tiny_model: Path,
     s3: str,
     published: bool,
@@ -144,7 +144,7 @@ def test_it_is_told_how_long_the_weights_took(make_request: Callable[..., Genera
 
 
 def test_an_instance_that_sleeps_between_requests_answers_the_same(
-    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], Rollout]
+    make_request: Callable[..., GenerationRequest], whole: dict[tuple[int, int], GeneratedSample]
 ) -> None:
     settings = EngineSettings(name="transformers", sleeps=True)
     generator = Generator(settings=settings)
@@ -160,7 +160,7 @@ def test_an_instance_that_sleeps_between_requests_answers_the_same(
 def test_parts_can_live_in_an_object_store(
     make_request: Callable[..., GenerationRequest],
     generator: Generator,
-    whole: dict[tuple[int, int], Rollout],
+    whole: dict[tuple[int, int], GeneratedSample],
     s3: str,
 ) -> None:
     assert run(make_request(f"{s3}/sink"), generator).finished() == whole

@@ -13,8 +13,9 @@ import torch
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, LearnRequest, LearnResult, Learnt, Published, UnpublishedVersion
 from rlhfless_functions.data.rollouts import write_prepared
+from rlhfless_functions.learning import held_version as publication
 from rlhfless_functions.learning import learner as learner_module
-from rlhfless_functions.learning import publication, publishing
+from rlhfless_functions.learning import outputs as publishing
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import LetGoError
 from rlhfless_functions.runtime.task import TaskContext, TaskError

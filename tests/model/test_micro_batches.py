@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.model.forward import micro_batches
 from rlhfless_functions.model.micro_batches import KEYS_PER_TOKEN, Block, plan_micro_batches, prompt_numbers
 
 
-def rollouts(groups: list[tuple[int, list[int]]]) -> list[Rollout]:
+def rollouts(groups: list[tuple[int, list[int]]]) -> list[GeneratedSample]:
     """A group for each (prompt length, response lengths)."""
     return [
-        Rollout(prompt, index, [prompt] * length, [1] * response, [0.0] * response, "stop", [])
+        GeneratedSample(prompt, index, [prompt] * length, [1] * response, [0.0] * response, "stop", [])
         for prompt, (length, responses) in enumerate(groups)
         for index, response in enumerate(responses)
     ]
@@ -48,7 +48,7 @@ def test_every_sample_is_passed_once_within_the_budget(
                 assert len(run) == 1 or len(run) * max(lengths) <= budget
 
 
-def computed(samples: list[Rollout], blocks: list[Block]) -> int:
+def computed(samples: list[GeneratedSample], blocks: list[Block]) -> int:
     total = 0
     for block in blocks:
         total += sum(len(samples[row].prompt_tokens) for row in block.prompts)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.data.rollouts import PreparedSample, Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample, PreparedSample
 from rlhfless_functions.model import packed_attention
 from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
 from rlhfless_functions.model.micro_batches import plan_micro_batches, prompt_numbers
@@ -51,7 +51,7 @@ def test_a_plan_of_rows_counts_tokens_without_padding(
     groups: list[tuple[int, list[int]]], budget: int, share: bool, draw: random.Random
 ) -> None:
     samples = [
-        Rollout(prompt, index, [prompt] * length, [1] * response, [0.0] * response, "stop", [])
+        GeneratedSample(prompt, index, [prompt] * length, [1] * response, [0.0] * response, "stop", [])
         for prompt, (length, responses) in enumerate(groups)
         for index, response in enumerate(responses)
     ]

@@ -20,7 +20,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import read_prompts
-from rlhfless_functions.data.rollouts import PreparedSample, Rollout, VersionSpan, read_prepared, write_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, PreparedSample, VersionSpan, read_prepared, write_rollouts
 from rlhfless_functions.preparation.stage import Preparer
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import (
@@ -95,7 +95,7 @@ class BatchFolder:
                 rollouts.append(make_rollout(prompt, index, tokens, ids, finish))
         self.add(rollouts)
 
-    def add(self, rollouts: list[Rollout]) -> None:
+    def add(self, rollouts: list[GeneratedSample]) -> None:
         self.parts.append(str(self.folder / f"rollouts-{len(self.parts)}.parquet"))
         write_rollouts(self.parts[-1], rollouts)
         self.tasks += [SampleTask(prompt=rollout.prompt, index=rollout.index) for rollout in rollouts]
@@ -129,9 +129,9 @@ class BatchFolder:
         return raised.value
 
 
-def make_rollout(prompt: int, index: int, tokens: list[int], ids: list[int], finish: Any = "stop") -> Rollout:
+def make_rollout(prompt: int, index: int, tokens: list[int], ids: list[int], finish: Any = "stop") -> GeneratedSample:
     log_probs = [-0.5 - 0.01 * position for position in range(len(ids))]
-    return Rollout(prompt, index, tokens, ids, log_probs, finish, [VersionSpan(2, 0, len(ids))])
+    return GeneratedSample(prompt, index, tokens, ids, log_probs, finish, [VersionSpan(2, 0, len(ids))])
 
 
 @pytest.fixture

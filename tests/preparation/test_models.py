@@ -18,7 +18,7 @@ from transformers import (
 
 from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.model.shared_prompts import SharedPrompts
 from rlhfless_functions.preparation.stage import Preparer
 from rlhfless_functions.settings import AlgorithmSettings, KlSettings, LoraSettings, ModelReward, RewardSettings
@@ -40,7 +40,7 @@ def perturbed(source: Path, folder: Path, seed: int) -> WeightsReference:
     return WeightsReference(version=seed, uri=str(folder))
 
 
-def log_probs_alone(folder: str | Path | torch.nn.Module, sample: Rollout) -> list[float]:
+def log_probs_alone(folder: str | Path | torch.nn.Module, sample: GeneratedSample) -> list[float]:
     """The plain way: one row, no padding, float64 log-softmax."""
     model = folder if isinstance(folder, torch.nn.Module) else AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([sample.prompt_tokens + sample.response_tokens])

@@ -14,7 +14,7 @@ import yaml
 
 from rlhfless_functions.artifacts import exists, join, read_bytes, write_bytes
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.records.metrics import STEP_METRICS
+from rlhfless_operator.records.metric_catalogue import STEP_METRICS
 from rlhfless_operator.records.record import SampleRecord
 from rlhfless_operator.report import compare, model_card, write_comparison, write_report
 from rlhfless_operator.report.learning import smoothed

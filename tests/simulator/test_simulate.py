@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhfless_functions.generation.publishing import FlushSchedule
+from rlhfless_functions.generation.rollout_files import FlushSchedule
 from rlhfless_operator.planner.lengths import rank_correlation
 from rlhfless_operator.planner.moves.migration import Move
 from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving

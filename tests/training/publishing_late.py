@@ -13,7 +13,7 @@ import os, sys, time
 FOLDER = os.environ["RLHFLESS_TEST_PUBLISHING"]
 
 def delay():
-    if (publication := sys.modules.get("rlhfless_functions.learning.publication")) is None:
+    if (publication := sys.modules.get("rlhfless_functions.learning.held_version")) is None:
         return
     from rlhfless_functions import artifacts
     from rlhfless_functions.learning import learner

@@ -7,7 +7,7 @@ import pytest
 
 from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
 from rlhfless_operator.job.generated.reference import reference_markdown
-from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS, STEP_METRICS, metric_named
+from rlhfless_operator.records.metric_catalogue import DRIVER_METRICS, EVALUATION_METRICS, STEP_METRICS, metric_named
 from tests.training.whole_jobs import MakeJob, records_of, run_job
 
 LOGGING_REWARD = """
@@ -51,7 +51,7 @@ def test_every_metric_that_a_job_writes_is_in_the_catalogue(tiny_job: MakeJob, n
             for metric in record["metrics"]
             if metric_named(metric, STEP_METRICS, rewards=["digits"], logged=["sevens"]) is None
         ]
-        assert unknown == [], "add it to api/metrics.py or records/metrics.py"
+        assert unknown == [], "add it to api/metrics.py or records/metric_catalogue.py"
         evaluation = record["evaluation"] or {}
         assert [each for each in evaluation if metric_named(each, EVALUATION_METRICS, rewards=["ends"]) is None] == []
         if record["step"]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from rlhfless_functions.data.parquet import read_table, values, write_table
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 
 PROMPT_END = 16
 """Most tokens kept from the end of a prompt."""
@@ -45,7 +45,7 @@ def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
     return hashlib.blake2b(repr(tokens).encode(), digest_size=16).hexdigest()
 
 
-def write_draft_history(uri: str, responses: Sequence[Rollout], tokenizer: str) -> None:
+def write_draft_history(uri: str, responses: Sequence[GeneratedSample], tokenizer: str) -> None:
     """Write a part, atomically.
 
     Args:

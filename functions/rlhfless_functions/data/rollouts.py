@@ -80,7 +80,7 @@ def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -
 
 
 @dataclass
-class Rollout:
+class GeneratedSample:
     """One response to one prompt, finished or not."""
 
     prompt: int
@@ -109,7 +109,7 @@ class Rollout:
 
 
 @dataclass
-class PreparedSample(Rollout):
+class PreparedSample(GeneratedSample):
     """A rollout with everything that learning needs. Lists have one number per response token."""
 
     mask: bool = True
@@ -135,7 +135,7 @@ class PreparedSample(Rollout):
 # --- rollouts ----------------------------------------------------------------------------------------------------
 
 
-def write_rollouts(uri: str, rollouts: Sequence[Rollout]) -> None:
+def write_rollouts(uri: str, rollouts: Sequence[GeneratedSample]) -> None:
     """Write a rollout part, atomically.
 
     Raises:
@@ -149,7 +149,7 @@ def write_rollouts(uri: str, rollouts: Sequence[Rollout]) -> None:
 
 def read_rollouts(
     uris: Iterable[str], wanted: Collection[tuple[int, int]] | None = None
-) -> dict[tuple[int, int], Rollout]:
+) -> dict[tuple[int, int], GeneratedSample]:
     """Read samples, by (prompt, index), from rollout parts.
 
     A sample may be in several parts: a finished one wins over a partial one, and a longer partial one over a shorter.
@@ -162,19 +162,19 @@ def read_rollouts(
         ArtifactMissingError: a part can't be read.
         ArtifactCorruptError: a part is not a rollout file.
     """
-    best: dict[tuple[int, int], Rollout] = {}
-    for rollout in _read_all(uris, Rollout, ROLLOUT_SCHEMA, wanted):
+    best: dict[tuple[int, int], GeneratedSample] = {}
+    for rollout in _read_all(uris, GeneratedSample, ROLLOUT_SCHEMA, wanted):
         other = best.get(rollout.key)
         if other is None or _progress(rollout) > _progress(other):
             best[rollout.key] = rollout
     return best
 
 
-def _progress(rollout: Rollout) -> tuple[bool, int]:
+def _progress(rollout: GeneratedSample) -> tuple[bool, int]:
     return rollout.finished, len(rollout.response_tokens)
 
 
-def _check(rollout: Rollout) -> None:
+def _check(rollout: GeneratedSample) -> None:
     length = len(rollout.response_tokens)
     if len(rollout.log_probs) != length:
         raise ValueError(
@@ -227,13 +227,13 @@ def read_prepared(
 # --- rows and columns --------------------------------------------------------------------------------------------
 
 
-def _write(uri: str, rows: Sequence[Rollout], schema: pa.Schema) -> None:
+def _write(uri: str, rows: Sequence[GeneratedSample], schema: pa.Schema) -> None:
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     columns["versions"] = [[vars(span) for span in spans] for spans in columns["versions"]]
     write_table(uri, columns, schema)
 
 
-_Row = TypeVar("_Row", bound=Rollout)
+_Row = TypeVar("_Row", bound=GeneratedSample)
 
 
 def _read_all(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.data.parquet import table_of, write_table
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
 """Columns of every trace."""
@@ -39,7 +39,7 @@ class TraceRows:
     """Training step, from 1, if known."""
 
 
-def trace_rows(rollouts: Sequence[Rollout], visits: Mapping[int, int], step: int) -> TraceRows:
+def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], step: int) -> TraceRows:
     """The rows of finished samples of a training step.
 
     Args:

@@ -5,16 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.data.rollouts import Rollout, read_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 
 
 @dataclass
 class EarlierSamples:
     """Samples by (prompt, index)."""
 
-    finished: dict[str, list[Rollout]] = field(default_factory=dict)
+    finished: dict[str, list[GeneratedSample]] = field(default_factory=dict)
     """By the part that holds them."""
-    partial: dict[tuple[int, int], Rollout] = field(default_factory=dict)
+    partial: dict[tuple[int, int], GeneratedSample] = field(default_factory=dict)
     """The longest partial one of each sample that is not finished."""
 
 

@@ -13,7 +13,7 @@ from rlhfless_functions.api import (
     WeightsFetched,
 )
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.data.rollouts import Rollout, continued_spans
+from rlhfless_functions.data.rollouts import GeneratedSample, continued_spans
 from rlhfless_functions.generation.engines.base import (
     Engine,
     EngineRun,
@@ -24,8 +24,8 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher
 from rlhfless_functions.generation.resumption import EarlierSamples
+from rlhfless_functions.generation.rollout_files import FlushSchedule, RolloutPublisher
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Share:
         ]
         self._finished = len(finished)
         self._left_of_group = Counter(task.prompt for task in self.tasks)
-        self._pending: list[Rollout] = []
+        self._pending: list[GeneratedSample] = []
         self.weights_seconds = 0.0
         self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
@@ -157,9 +157,9 @@ class Share:
         self._publisher.publish(self._pending, [self._rollout(result) for result in unfinished])
         self._pending = []
 
-    def _rollout(self, result: SequenceResult) -> Rollout:
+    def _rollout(self, result: SequenceResult) -> GeneratedSample:
         earlier = self._earlier_spans.get((result.prompt, result.index), ())
-        return Rollout(
+        return GeneratedSample(
             prompt=result.prompt,
             index=result.index,
             prompt_tokens=self._prompts[result.prompt].tokens,
@@ -195,7 +195,7 @@ def _task(
     request: GenerationRequest,
     prompt: Prompt,
     index: int,
-    partial: Rollout | None,
+    partial: GeneratedSample | None,
     prefix: SharedPrefix | None,
 ) -> SequenceTask:
     return SequenceTask(

@@ -23,8 +23,8 @@ from rlhfless_functions.data.prompts import Prompt, read_prompts
 from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.publishing import RolloutPublisher, announced
 from rlhfless_functions.generation.resumption import find_earlier, rollout_parts
+from rlhfless_functions.generation.rollout_files import RolloutPublisher, announced
 from rlhfless_functions.generation.share import Share
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError

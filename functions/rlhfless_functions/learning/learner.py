@@ -4,7 +4,7 @@ An instance's state in memory is a cache. If a learner is new, or at a different
 loads the newest checkpoint and repeats the steps since then, from batches in the store. With the same number of threads
 this gives the same weights, bit for bit.
 
-A learner may publish a version beside its next step: `publisher.py`.
+A learner may publish a version beside its next step: `version_publisher.py`.
 """
 
 import logging
@@ -29,21 +29,21 @@ from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.learning.checkpoints import restore_checkpoint
 from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
-from rlhfless_functions.learning.metrics import step_metrics
 from rlhfless_functions.learning.offload import move
-from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
-from rlhfless_functions.learning.publisher import Publisher
-from rlhfless_functions.learning.publishing import (
+from rlhfless_functions.learning.outputs import (
     export,
     publish,
     published_bytes,
     result_of,
     version_of,
 )
+from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
 from rlhfless_functions.learning.request_checks import check_pieces, check_steps, processes
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
 from rlhfless_functions.learning.step import StepInPieces, train_step
+from rlhfless_functions.learning.step_metrics import step_metrics
 from rlhfless_functions.learning.team import Team
+from rlhfless_functions.learning.version_publisher import VersionPublisher
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -69,7 +69,7 @@ class Learner:
         self._state: TrainingState | None = None
         self._begun: StepInPieces | None = None
         """A step that was interrupted while it waited for a piece, instead of `_state`."""
-        self._publisher = Publisher()
+        self._publisher = VersionPublisher()
         self._loaded: tuple[ModelSettings, WeightsReference, PreTrainedModel | PeftModel] | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:

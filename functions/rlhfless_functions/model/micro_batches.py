@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
 
 KEYS_PER_TOKEN = 8
@@ -25,7 +25,7 @@ WHOLE = Block([], [])
 
 
 def plan_micro_batches(
-    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, *, share: bool, packed: bool = False
+    samples: Sequence[GeneratedSample], chosen: Sequence[int], budget_tokens: int, *, share: bool, packed: bool = False
 ) -> list[Block]:
     """Divide samples into blocks that compute the fewest tokens. The result depends only on the arguments.
 
@@ -50,7 +50,7 @@ def plan_micro_batches(
     return blocks if cost < cost_of(whole, lengths, packed=packed) else plain
 
 
-def prompt_numbers(samples: Sequence[Rollout], block: Block, run: Sequence[int]) -> list[int]:
+def prompt_numbers(samples: Sequence[GeneratedSample], block: Block, run: Sequence[int]) -> list[int]:
     """Index of each sample's prompt among its block's prompts, for the samples of a run."""
     numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
     return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
@@ -61,7 +61,7 @@ def _cut(lengths: Sequence[int], budget_tokens: int, packed: bool) -> list[list[
 
 
 def _shared(
-    samples: Sequence[Rollout], chosen: Sequence[int], budget_tokens: int, packed: bool
+    samples: Sequence[GeneratedSample], chosen: Sequence[int], budget_tokens: int, packed: bool
 ) -> tuple[list[Block], int]:
     members: dict[tuple[int, ...], list[int]] = {}
     for row in chosen:

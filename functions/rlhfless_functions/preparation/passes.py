@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhfless_functions.api import PrepareRequest
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.model.forward import (
     RaggedBatch,
     body_of,
@@ -39,7 +39,7 @@ class ForwardPasses:
     """
 
     request: PrepareRequest
-    samples: Sequence[Rollout]
+    samples: Sequence[GeneratedSample]
     """Those of a prompt stand together."""
     pad: int
     """A token to fill up with."""

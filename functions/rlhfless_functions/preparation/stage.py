@@ -35,7 +35,7 @@ from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.data.traces import trace_rows, write_trace_rows
-from rlhfless_functions.preparation.metrics import chunk_metrics
+from rlhfless_functions.preparation.chunk_metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.preparation.passes import ForwardPasses
 from rlhfless_functions.preparation.reward_groups import reward_group

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.jobs_api import JobsApi
-from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.pools import Pools
+from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.room import Room
 from rlhfless_operator.job.spec import RLHFJob

@@ -9,9 +9,9 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.metering import Metering
-from rlhfless_operator.controller.metrics import JobMeter
-from rlhfless_operator.controller.publisher import Publisher
+from rlhfless_operator.controller.prometheus import JobMeter
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.status_updates import StatusUpdates
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -35,7 +35,7 @@ async def run_driver(
     job: RLHFJob,
     folder: JobFolder,
     actors: ActorRange,
-    publisher: Publisher,
+    updates: StatusUpdates,
     meter: JobMeter,
     *,
     on_platform: Callable[[JobPlatform], None],
@@ -60,9 +60,9 @@ async def run_driver(
             on_state(change)
             meter.observe(change)
 
-        tell = partial(publisher.tell, generation=resource.generation)
+        tell = partial(updates.tell, generation=resource.generation)
         platform = context.make_platform(member, job, folder.root, both, tell)
-        metering = Metering(meter, lambda: publisher.found_services(resource.generation))
+        metering = Metering(meter, lambda: updates.found_services(resource.generation))
         platform.surround(metering, *context.pools.hooks(member, job, tell))
         on_platform(platform)
         return platform
@@ -72,16 +72,16 @@ async def run_driver(
         member.costs = run.capacity.switch_cost
 
         def show(status: RLHFJobStatus) -> None:
-            publisher.mirror(status)
+            updates.mirror(status)
             done = [record for record in journal.records if record.step <= status.step]
-            publisher.learnt_from(done, generation=resource.generation)
+            updates.learnt_from(done, generation=resource.generation)
 
         show(journal.status)
-        publisher.driven_by(run.driver)
+        updates.driven_by(run.driver)
         journal.on_status = show
-        run.progress.on_stage = lambda: publisher.under_way(run.progress.at_once)
+        run.progress.on_stage = lambda: updates.under_way(run.progress.at_once)
         after = f" after step {journal.status.step}" if journal.status.step else ""
-        publisher.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
+        updates.begin(conditions.started(f"goes on{after}" if after else "has begun"), resource)
 
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)

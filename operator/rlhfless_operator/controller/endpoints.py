@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from rlhfless_operator.controller.admission import review
-from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.platforms.cluster_settings import ClusterSettingsError, variable_of
 

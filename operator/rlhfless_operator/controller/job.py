@@ -19,7 +19,6 @@ from rlhfless_operator.controller.driving import run_driver
 from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
-from rlhfless_operator.controller.publisher import Post, Publisher
 from rlhfless_operator.controller.queueing import within
 from rlhfless_operator.controller.resource import (
     NO_RESTART_FIELDS,
@@ -30,6 +29,7 @@ from rlhfless_operator.controller.resource import (
     resolved,
     root_of,
 )
+from rlhfless_operator.controller.status_updates import Post, StatusUpdates
 from rlhfless_operator.controller.status_writer import SupersededError
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.reading.validation import InvalidJobError
@@ -72,7 +72,7 @@ class Supervisor:
         self._platform: JobPlatform | None = None
         resource = self.resource
         self._meter = context.metrics.job(resource.namespace, resource.name)
-        self._publisher = Publisher(context, resource, dict(body.get("status") or {}), post)
+        self._updates = StatusUpdates(context, resource, dict(body.get("status") or {}), post)
         self._queued = False
         self._asked_queue = 0.0
         self.heartbeat = time.monotonic()
@@ -86,17 +86,17 @@ class Supervisor:
     @property
     def status(self) -> ResourceStatus:
         """The job's newest status, even if it is not published yet."""
-        return self._publisher.status
+        return self._updates.status
 
     def notice(self) -> None:
         """Tell the supervisor that the resource has changed, or that it must stop."""
-        self._publisher.writer.seen(self.resource, dict(self._body.get("status") or {}))
+        self._updates.writer.seen(self.resource, dict(self._body.get("status") or {}))
         self._changed.set()
 
     async def run(self) -> None:
         """Supervise the job until stopped."""
         while not self._stopped.is_set():
-            writing = asyncio.create_task(ending_of(self._publisher.writer.run()))
+            writing = asyncio.create_task(ending_of(self._updates.writer.run()))
             try:
                 await self._attend(writing)
             except ResourceGoneError:
@@ -105,7 +105,7 @@ class Supervisor:
                 _logger.warning("%s", error)
                 await self._pause(self.resource, self._context.pacing.lease)
                 content = dict(self._body.get("status") or {})
-                self._publisher = Publisher(self._context, self.resource, content, self._post)
+                self._updates = StatusUpdates(self._context, self.resource, content, self._post)
             finally:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
@@ -169,7 +169,7 @@ class Supervisor:
             return None
         unchanged = begun_with(job, folder, except_for=NO_RESTART_FIELDS)
         if status.phase == "Succeeded" and (unchanged or (job.spec.steps or status.steps + 1) <= status.step):
-            self._publisher.mirror(status)
+            self._updates.mirror(status)
             return _succeeded(status, folder, [] if unchanged else changes_since(job, folder))
         if self.status.phase == "Failed" and unchanged:
             reason = self.status.reason
@@ -197,7 +197,7 @@ class Supervisor:
                     raise failure
                 self._changed.clear()
                 if self.status.phase == "Running":
-                    self._publisher.observed(self.resource.generation)
+                    self._updates.observed(self.resource.generation)
                 if resource.queue is not None and (why := await self._withdrawn(resource)) is not None:
                     _logger.info("%s/%s: stopped by Kueue: %s", resource.namespace, resource.name, why)
                     break
@@ -219,7 +219,7 @@ class Supervisor:
             self._platform = platform
 
         await run_driver(
-            *(self._context, resource, job, folder, actors, self._publisher, self._meter),
+            *(self._context, resource, job, folder, actors, self._updates, self._meter),
             on_platform=opened,
             budget=lambda: self.resource.budget(job.spec.budget),
             on_finished=self._remove_services,
@@ -271,7 +271,7 @@ class Supervisor:
             message = f"{outcome.message}; failed after {self.status.restarts} restarts (spec.backoffLimit)"
             await self._enter(conditions.failed(Reason.BACKOFF_LIMIT_EXCEEDED, message), resource)
             return
-        restarts = self._publisher.restarting()
+        restarts = self._updates.restarting()
         pause = pause_before_restart(restarts, pacing.first_restart, pacing.longest_restart)
         message = f"{outcome.message}; restart {restarts} of {limit} in {pause:g} s"
         await self._enter(conditions.waiting("Pending", Reason.RESTARTING, message), resource)
@@ -285,8 +285,8 @@ class Supervisor:
             await self._remove_services()
             if resource.queue is not None:
                 await self._context.queues.leave(resource)
-        self._publisher.begin(transition, resource)
-        flushing = asyncio.create_task(ending_of(self._publisher.writer.flush()))
+        self._updates.begin(transition, resource)
+        flushing = asyncio.create_task(ending_of(self._updates.writer.flush()))
         try:
             while not flushing.done():
                 await self._wait(flushing)

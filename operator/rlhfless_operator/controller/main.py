@@ -21,8 +21,8 @@ from rlhfless_operator.controller.endpoints import serve_admission, serve_livene
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
 from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
-from rlhfless_operator.controller.metrics import OperatorMetrics
 from rlhfless_operator.controller.pools import Pools
+from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.room import Room
 from rlhfless_operator.controller.slot_admission import SlotAdmission

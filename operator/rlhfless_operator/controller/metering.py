@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from rlhfless_functions.api import Done, Event, GenerationRequest, RunRequest, Samples, Stage, Started
-from rlhfless_operator.controller.metrics import JobMeter
+from rlhfless_operator.controller.prometheus import JobMeter
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook, Listener
 
 

@@ -1,7 +1,7 @@
 """The records that a driver writes into a job's folder, and that reports and drivers read.
 
 - `folder`: the layout of the folder. `status`: the job's status. `journal`: a step's batch, and files with a line a
-  step. `record`: those lines. `metrics`: the meaning of every metric.
+  step. `record`: those lines. `metric_catalogue`: the meaning of every metric.
 - `progress`: how far a run is. `forecast`: when it will end. `barren_steps`: steps with nothing to learn from.
   `settings_history`: the settings that each step was learnt with.
 """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rlhfless_operator.formatting import format_number, format_percent
-from rlhfless_operator.records.metrics import STEP_METRICS, metric_named
+from rlhfless_operator.records.metric_catalogue import STEP_METRICS, metric_named
 from rlhfless_operator.report.charts import Mark, Series, line_chart, spark
 from rlhfless_operator.report.run import Run
 

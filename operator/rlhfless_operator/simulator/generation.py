@@ -15,7 +15,7 @@ from rlhfless_operator.simulator.instance import Instance, Response
 
 
 class FlushSchedule(Protocol):
-    """When an instance tells of the responses that have ended; see `rlhfless_functions.generation.publishing`."""
+    """When an instance tells of the responses that have ended; see `rlhfless_functions.generation.rollout_files`."""
 
     def group_completed(self) -> None:
         """All responses of a prompt that it holds have ended."""

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhfless_functions.data.draft_history import KnownResponse, vocabulary_digest, write_draft_history
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 
 
@@ -16,11 +16,11 @@ def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def response(prompt: int, tokens: list[int]) -> Rollout:
-    return Rollout(prompt, 0, list(range(2, 30)), tokens, [0.0] * len(tokens), "stop", [])
+def response(prompt: int, tokens: list[int]) -> GeneratedSample:
+    return GeneratedSample(prompt, 0, list(range(2, 30)), tokens, [0.0] * len(tokens), "stop", [])
 
 
-def write(folder: Path, name: str, responses: list[Rollout], tokenizer: PreTrainedTokenizerBase) -> None:
+def write(folder: Path, name: str, responses: list[GeneratedSample], tokenizer: PreTrainedTokenizerBase) -> None:
     write_draft_history(str(folder / name), responses, vocabulary_digest(tokenizer.get_vocab()))
 
 

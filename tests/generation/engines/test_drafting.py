@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.generation.drafting import drafter
 from rlhfless_functions.generation.drafting.switch import Switch
 from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
@@ -70,7 +70,7 @@ def keep(folder: Path, responses: Sequence[SequenceResult], model: Path, changed
         tokens = [
             int(numbers.integers(0, 90)) if numbers.random() < changed else token for token in each.response_tokens
         ]
-        known.append(Rollout(each.prompt, each.index, prompt_tokens(each.prompt), tokens, [], "stop", []))
+        known.append(GeneratedSample(each.prompt, each.index, prompt_tokens(each.prompt), tokens, [], "stop", []))
     digest = vocabulary_digest(AutoTokenizer.from_pretrained(model).get_vocab())
     write_draft_history(str(folder / "part.parquet"), known, digest)
     return [str(folder)]

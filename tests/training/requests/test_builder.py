@@ -13,7 +13,7 @@ from rlhfless_functions.api import (
     SharedPrefixes,
     WeightsReference,
 )
-from rlhfless_functions.learning.publishing import result_of, version_of
+from rlhfless_functions.learning.outputs import result_of, version_of
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory

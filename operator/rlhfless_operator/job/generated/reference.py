@@ -16,7 +16,7 @@ from rlhfless_operator.job.reading import familiar_names
 from rlhfless_operator.job.reading.fields import DocumentField, Unit, fields_of, walk
 from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
-from rlhfless_operator.records.metrics import DRIVER_METRICS, EVALUATION_METRICS
+from rlhfless_operator.records.metric_catalogue import DRIVER_METRICS, EVALUATION_METRICS
 from rlhfless_operator.records.record import StepRecord
 
 _INTRODUCTION = f"""\

@@ -7,7 +7,7 @@ from threading import enumerate as threads
 import pytest
 
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
-from rlhfless_functions.data.rollouts import Rollout
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.generation.drafting import switch
 from rlhfless_functions.generation.engines.base import Engine, EngineRun, SequenceTask
 from rlhfless_functions.settings import SamplingSettings
@@ -30,7 +30,7 @@ TASKS = share(prompts=6, samples=4)
 def write_drafts(to: Path, tasks: Sequence[SequenceTask], results: Results, model: Path, shift: int = 0) -> str:
     """A folder of drafts in which each token is so many higher than what was sampled."""
     responses = [
-        Rollout(
+        GeneratedSample(
             task.prompt,
             task.index,
             list(task.prompt_tokens),

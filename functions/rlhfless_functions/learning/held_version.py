@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 
 from rlhfless_functions.api import UnpublishedVersion
-from rlhfless_functions.learning.publishing import publish_version, published_bytes
+from rlhfless_functions.learning.outputs import publish_version, published_bytes
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.host_memory import free_host_bytes
 from rlhfless_functions.settings import ModelSettings

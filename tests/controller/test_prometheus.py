@@ -12,7 +12,7 @@ import pytest
 from rlhfless_functions.api import Failed, RunRequest
 from rlhfless_operator.controller.figures import planned_money, response_tokens, training_figures
 from rlhfless_operator.controller.metering import Metering
-from rlhfless_operator.controller.metrics import OperatorMetrics
+from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import parse_content
 from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError

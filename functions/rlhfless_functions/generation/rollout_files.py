@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, FinishedSample, Partial, Samples
-from rlhfless_functions.data.rollouts import Rollout, write_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, write_rollouts
 
 GROUP_SECONDS = 0.2
 """Least time between two parts that are written because a group is complete, while few samples wait."""
@@ -85,7 +85,7 @@ class RolloutPublisher:
         if self._last is not None and self._last.done():
             self._last.result()
 
-    def publish(self, finished: Sequence[Rollout], partial: Sequence[Rollout]) -> None:
+    def publish(self, finished: Sequence[GeneratedSample], partial: Sequence[GeneratedSample]) -> None:
         """Hand a part over; nothing is written where there is nothing."""
         if finished or partial:
             uri = artifacts.join(self._sink, f"part-{self._next:06d}.parquet")
@@ -94,7 +94,11 @@ class RolloutPublisher:
             self._last = self._writer.submit(self._write, self._last, uri, finished, partial)
 
     def _write(
-        self, previous: "Future[None] | None", uri: str, finished: Sequence[Rollout], partial: Sequence[Rollout]
+        self,
+        previous: "Future[None] | None",
+        uri: str,
+        finished: Sequence[GeneratedSample],
+        partial: Sequence[GeneratedSample],
     ) -> None:
         if previous is not None:
             previous.result()
@@ -106,7 +110,7 @@ class RolloutPublisher:
             self._emit(Samples(samples=announced(finished), part=uri))
 
 
-def announced(rollouts: Iterable[Rollout]) -> list[FinishedSample]:
+def announced(rollouts: Iterable[GeneratedSample]) -> list[FinishedSample]:
     """Samples as an event names them."""
     return [
         FinishedSample(

@@ -21,7 +21,7 @@ Post = Callable[[Transition], None]
 """Posts an event for a transition."""
 
 
-class Publisher:
+class StatusUpdates:
     """The status of one job.
 
     Args:

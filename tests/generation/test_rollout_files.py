@@ -7,12 +7,12 @@ import pytest
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, Samples
-from rlhfless_functions.data.rollouts import Rollout, VersionSpan
-from rlhfless_functions.generation.publishing import FlushSchedule, RolloutPublisher
+from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan
+from rlhfless_functions.generation.rollout_files import FlushSchedule, RolloutPublisher
 
 
-def rollout(prompt: int) -> Rollout:
-    return Rollout(prompt, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)])
+def rollout(prompt: int) -> GeneratedSample:
+    return GeneratedSample(prompt, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)])
 
 
 def schedule() -> FlushSchedule:

@@ -5,14 +5,14 @@ from contextlib import suppress
 from time import monotonic
 
 from rlhfless_functions.api import LearnRequest, Published, UnpublishedVersion
-from rlhfless_functions.learning.publication import Publication, can_hold, hold
-from rlhfless_functions.learning.publishing import is_published, publish_version, published_bytes
+from rlhfless_functions.learning.held_version import Publication, can_hold, hold
+from rlhfless_functions.learning.outputs import is_published, publish_version, published_bytes
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 
 
-class Publisher:
+class VersionPublisher:
     """Has at most one publication under way, of the version of the newest step. It may outlast the step's request."""
 
     def __init__(self) -> None:
