@@ -26,7 +26,7 @@ from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, KlSett
 
 REQUESTS = get_args(get_args(RunRequest)[0])
 EVENTS = get_args(get_args(Event)[0])
-RESULTS = get_args(api.Result)
+RESULTS = (api.MaterializeResult, api.GenerationResult, api.PrepareResult, api.LearnResult, api.ExportResult)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON = st.recursive(
