@@ -142,7 +142,7 @@ def on_one_actor(shared_tiny_job: MakeJob) -> Path:
     [
         (3, {"policy": "cost", "lambda": 0.0, "migration": {"policy": "benefit", "hysteresis": 0.0}}),
         (4, {"policy": "even", "migration": {"policy": "threshold", "ratio": 0.25}}),
-        (3, {"policy": "even", "migration": {"policy": "repack", "period": "0s", "slots": 16}}),
+        (3, {"policy": "even", "migration": {"policy": "repack", "period": "1ms", "slots": 16}}),
     ],
 )
 def test_the_plan_never_changes_what_is_learnt(
