@@ -58,7 +58,7 @@ class Share:
         # A group's prompt is computed once.
         prompts = sum({load.prompt: load.prompt_tokens for load in loads}.values())
         seconds = latency.round_seconds(running.sum(0).astype(float), contexts.astype(float))
-        self.ends = latency.prefill_seconds(prompts) + np.cumsum(seconds)
+        self.ends = latency.prefill_token_seconds * prompts + np.cumsum(seconds)
         """[decode steps] Seconds after its beginning at which each ends."""
 
     def tokens(self, rounds: int) -> int:
@@ -79,7 +79,7 @@ class Share:
         actor = self.left(rounds)
         if not is_worth_switching(actor, self._latency, PAUSE_SECONDS, cost_share=cost_share):
             return None
-        return PAUSE_SECONDS + self._latency.prefill_seconds(actor.context)
+        return PAUSE_SECONDS + self._latency.prefill_token_seconds * actor.context
 
 
 @dataclass

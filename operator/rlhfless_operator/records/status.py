@@ -123,8 +123,3 @@ class RLHFJobStatus(Settings):
     """Why the job is in its phase, if there is a reason."""
     recent_steps: list[StepStatus] = Field(default=[], max_length=RECENT_STEPS)
     """The last steps."""
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the job has ended."""
-        return self.phase in ("Succeeded", "Failed")

@@ -49,7 +49,6 @@ def error(latency, seed=99):
 
 def test_a_decode_step_is_linear_in_batch_and_context():
     assert TRUE.decode_seconds(10, 300) == pytest.approx(0.020 + 10 * (40e-6 + 300 * 70e-9))
-    assert TRUE.prefill_seconds(1000) == pytest.approx(0.03)
 
 
 def test_sequence_work_is_the_sum_of_its_steps():

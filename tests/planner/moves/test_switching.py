@@ -48,7 +48,7 @@ def test_what_is_left_takes_at_most_a_tenth_longer(actor: Actor, pause: float) -
     left = rounds * LATENCY.step_seconds + sum(
         LATENCY.sequence_work(sample.context, sample.remaining) for sample in actor.samples.values()
     )
-    cost = pause + LATENCY.prefill_seconds(sum(sample.context for sample in actor.samples.values()))
+    cost = pause + LATENCY.prefill_token_seconds * sum(sample.context for sample in actor.samples.values())
     switches = is_worth_switching(actor, LATENCY, pause)
     assert switches == (cost <= COST_SHARE * left) or abs(cost - COST_SHARE * left) < 1e-9 * cost
 

@@ -96,10 +96,6 @@ class DraftedLatency:
         least: Floats = (step + sequence * batch + per_token * contexts).min(axis=0)
         return least
 
-    def prefill_seconds(self, tokens: int) -> float:
-        """Seconds to compute `tokens` prompt tokens."""
-        return self.plain.prefill_seconds(tokens)
-
 
 def drafted_line(plain: LinearLatency, drafts: Drafts, drafted: int) -> LinearLatency:
     """Rounds of an instance that always drafts so many tokens for each sequence for which there are any."""

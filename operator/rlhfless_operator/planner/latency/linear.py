@@ -94,10 +94,6 @@ class LinearLatency:
         seconds: Floats = self.step_seconds + self.sequence_seconds * batch + self.context_seconds * contexts
         return seconds
 
-    def prefill_seconds(self, tokens: int) -> float:
-        """Seconds to compute `tokens` prompt tokens."""
-        return self.prefill_token_seconds * tokens
-
     def sequence_work(self, context: float, tokens: float) -> float:
         """Seconds that a sequence adds to its batch while it grows by `tokens` from a context of `context` tokens."""
         return self.sequence_seconds * tokens + self.context_seconds * tokens * (context + tokens / 2)
