@@ -20,6 +20,7 @@ from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -28,7 +29,7 @@ from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.actors.generated import CompleteGroup
 from rlhfless_operator.training.costs.cost_model import CostModel
-from rlhfless_operator.training.costs.generation_plan import GenerationPlan, GroupForecast
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.journal import step_journal
 from rlhfless_operator.training.journal.ledger import Ledger
 from rlhfless_operator.training.requests.builder import RequestBuilder
@@ -76,7 +77,8 @@ class Overlap:
         def plan_early(cost_model: CostModel, *arguments: Any, **named: Any) -> GenerationPlan:
             made = plan(cost_model, *arguments, **named)
             expected = dict.fromkeys(made.estimates, 0.0)
-            return dataclasses.replace(made, groups=GroupForecast(expected, expected, 0.0))
+            planned = dataclasses.replace(made.planned, groups=GroupForecast(expected, expected, 0.0))
+            return dataclasses.replace(made, planned=planned)
 
         def listen(ledger: Ledger, change: StateChange) -> None:
             observe(ledger, change)

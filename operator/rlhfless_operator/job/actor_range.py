@@ -16,10 +16,6 @@ class ActorRange:
         """This range, with both ends lowered to `count`."""
         return ActorRange(min(self.least, count), min(self.most, count))
 
-    def at_most(self, count: int) -> "ActorRange":
-        """This range, with its upper end lowered to `count`, but never below its lower end."""
-        return ActorRange(self.least, max(self.least, min(self.most, count)))
-
 
 def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> ActorRange:
     """The range that the job sets. Without `generation.instances.max`, its upper end is the room that there is.

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.moves.migration import Key
+from rlhfless_operator.planner.step.generation import ExpectedSamples
+from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 
@@ -50,6 +52,14 @@ class Foresight:
         """By prompt, the share of its responses that may run away without having been foreseen."""
         surprise = "division" not in self._settings.told
         return {prompt: each.runaways if surprise else 0.0 for prompt, each in self._estimates.items()}
+
+    def samples(self) -> ExpectedSamples:
+        """The responses as a plan expects them."""
+        loads = [
+            SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
+            for each, tokens in zip(self._responses, self.lengths(), strict=True)
+        ]
+        return ExpectedSamples(loads, self.runaways, self._longest)
 
     def lengths(self) -> list[float]:
         """[responses] expected tokens of each, for the division."""

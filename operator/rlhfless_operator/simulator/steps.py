@@ -11,11 +11,12 @@ from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor, assess
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.forecast import Holding, Training
-from rlhfless_operator.planner.step.loads import Indices, Loads, SampleLoad
+from rlhfless_operator.planner.step.generation import ExpectedSamples, StepSetting, plan_generation
+from rlhfless_operator.planner.step.loads import Indices, Loads
 from rlhfless_operator.planner.step.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.step.planning import Limits
-from rlhfless_operator.planner.step.whole_step import plan_step
+from rlhfless_operator.planner.step.whole_step import StepPlan
 from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
@@ -120,61 +121,48 @@ class Run:
         )
 
     def _divide(self, responses: list[Response], foresight: Foresight) -> tuple[Sequence[Indices], float]:
-        """Shares as numbers of responses, and how many instance-seconds a second of the step is worth."""
-        scenario, settings, profile = self._scenario, self._settings, self._profile
-        start = profile.startup_seconds + profile.weight_load_seconds
-        weight = scenario.cost_weight
-        loads = [
-            SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
-            for each, tokens in zip(responses, foresight.lengths(), strict=True)
-        ]
-        limits = Limits(1, scenario.instances, profile.kv_tokens, scenario.max_batch)
-        if settings.planning == "optimal":
-            runaways = foresight.runaways
-            training = Training(
-                scenario.gpus,
-                scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
-                scenario.trainer_start_seconds,
-                scenario.update_seconds,
-            )
-            step = plan_step(
-                loads,
-                profile,
-                limits if settings.knows_batch else Limits(1, scenario.instances),
-                training,
-                cost_weight=weight,
-                ready_seconds=profile.weight_load_seconds,
-                tail_tokens=scenario.lengths.longest if any(runaways.values()) else 0.0,
-                runaways=runaways,
-                holding=Holding(
-                    self._held_gpus, profile.startup_seconds, scenario.startup_seconds + scenario.trainer_start_seconds
-                )
-                if settings.may_hold
-                else None,
-            )
+        """Return shares as numbers of responses, and how many instance-seconds a second of the step is worth."""
+        scenario, profile = self._scenario, self._profile
+        samples = foresight.samples()
+        if self._settings.planning == "optimal":
+            step = self._plan_whole_step(samples)
             place = {each.key: number for number, each in enumerate(responses)}
             division = [
                 np.array([place[sample.prompt, sample.index] for sample in share.samples])
                 for share in step.generation.shares
             ]
-            self._trainer, self._foreseen = step.trainer, step.expected_groups
-            self._price, self._holds = step.time_price, step.holds
             return division, step.time_price / scenario.gpus_per_instance
-        columns = Loads(loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
-        if settings.planning == "even":
-            generating = max(1, round(settings.generating_share * scenario.instances))
+        columns = Loads(samples.loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
+        if self._settings.planning == "even":
+            generating = max(1, round(self._settings.generating_share * scenario.instances))
             return _equal(np.arange(columns.groups), columns, generating), 0.0
-        means = np.zeros(columns.groups)
-        means[columns.group] = columns.length
-        ranked = np.argsort(-means, kind="stable")
-        # Where there are enough instances, no response waits for another to end.
-        least = min(scenario.instances, math.ceil(float(columns.filled.sum())))
-        most = max(least, min(scenario.instances, columns.groups))
-        candidates = [_equal(ranked, columns, n) for n in range(least, most + 1)]
-        times = [columns.seconds(division, start) for division in candidates]
-        fastest, cheapest = min(map(max, times)), min(map(sum, times))
-        values = [(1 - weight) * max(each) / fastest + weight * sum(each) / cheapest for each in times]
-        return candidates[int(np.argmin(values))], 0.0
+        start = profile.startup_seconds + profile.weight_load_seconds
+        return _ranked(columns, scenario.instances, scenario.cost_weight, start), 0.0
+
+    def _plan_whole_step(self, samples: ExpectedSamples) -> StepPlan:
+        """Plan as live jobs do, where all stages take turns on the GPUs of the cluster, and remember the trainer."""
+        scenario, settings, profile = self._scenario, self._settings, self._profile
+        limits = Limits(1, scenario.instances)
+        if settings.knows_batch:
+            limits = replace(limits, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
+        both_start = scenario.startup_seconds + scenario.trainer_start_seconds
+        setting = StepSetting(
+            profile,
+            limits,
+            Training(
+                scenario.gpus,
+                scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
+                scenario.trainer_start_seconds,
+                scenario.update_seconds,
+            ),
+            cost_weight=scenario.cost_weight,
+            holding=Holding(self._held_gpus, profile.startup_seconds, both_start) if settings.may_hold else None,
+        )
+        step = plan_generation("cost", samples, setting).whole
+        assert step is not None, "the policy plans whole steps"
+        self._trainer, self._foreseen = step.trainer, step.expected_groups
+        self._price, self._holds = step.time_price, step.holds
+        return step
 
     def _generate(
         self,
@@ -311,6 +299,21 @@ def _equal(order: Indices, columns: Loads, shares: int) -> list[Indices]:
     count = min(shares, columns.groups)
     owner = place[columns.group] * count // columns.groups
     return [np.flatnonzero(owner == k) for k in range(count)]
+
+
+def _ranked(columns: Loads, instances: int, cost_weight: float, start_seconds: float) -> list[Indices]:
+    """Groups by their mean length, on the number of instances that weighs time and cost best, as RLHFless does it."""
+    means = np.zeros(columns.groups)
+    means[columns.group] = columns.length
+    order = np.argsort(-means, kind="stable")
+    # Where there are enough instances, no response waits for another to end.
+    least = min(instances, math.ceil(float(columns.filled.sum())))
+    most = max(least, min(instances, columns.groups))
+    candidates = [_equal(order, columns, n) for n in range(least, most + 1)]
+    times = [columns.seconds(division, start_seconds) for division in candidates]
+    fastest, cheapest = min(map(max, times)), min(map(sum, times))
+    values = [(1 - cost_weight) * max(each) / fastest + cost_weight * sum(each) / cheapest for each in times]
+    return candidates[int(np.argmin(values))]
 
 
 Progress = Callable[[], None]

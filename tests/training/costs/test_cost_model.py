@@ -111,7 +111,7 @@ def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob)
     for room in (None, EngineRoom(sequences=48, kv_tokens=10**6), EngineRoom(sequences=12, kv_tokens=10**6)):
         cost_model.room = room
         plan = cost_model.plan(range(12), 4, PROMPT_TOKENS, known=True)
-        seconds.append(plan.expected_generation_seconds)
+        seconds.append(plan.planned.expected_generation_seconds)
     rule = cost_model.open_migration(plan)._rule
     assert isinstance(rule, Saving) and (rule.slots, rule.kv_tokens) == (12, 10**6)
     assert seconds[0] == pytest.approx(seconds[1])
@@ -207,7 +207,7 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
     cost_model.history.add("learning", 10.0)
     cost_model.history.add("preparation/token", 0.01)
     whole = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True)
-    assert whole.expected_step_seconds > bare.expected_step_seconds + 10
+    assert whole.planned.expected_seconds > bare.planned.expected_seconds + 10
     dealt = [sample for share in whole.shares for sample in share]
     assert sorted((sample.prompt, sample.index) for sample in dealt) == [(p, i) for p in range(3) for i in range(4)]
     assert all(isinstance(sample, SampleTask) for sample in dealt)
@@ -215,18 +215,18 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
 
 def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
-    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True).planned
     assert plan.groups is None, "nothing is known of learning"
     metrics = {"seconds": 9.0, "seconds/train": 2.0, "seconds/wait": 6.0, "tokens": 150.0, "tokens/shared": 50.0}
     cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
     assert cost_model.history.mean("learning") == pytest.approx(3.0)
     assert cost_model.history.mean("learning/token") == pytest.approx(2.0 / 200)
     assert cost_model.history.mean("learning/rest") == pytest.approx(1.0)
-    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True)
+    plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True).planned
     assert plan.groups is not None and set(plan.groups.ready) == {0, 1, 2}
-    assert max(plan.groups.ready.values()) < plan.expected_step_seconds - 1.0
+    assert max(plan.groups.ready.values()) < plan.expected_seconds - 1.0
     assert all(seconds > 0 for seconds in plan.groups.learning.values())
-    assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).groups is None
+    assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).planned.groups is None
 
 
 def test_the_warm_up_of_a_learner_is_not_counted_against_its_number_of_instances(tiny_job: MakeJob) -> None:
@@ -297,9 +297,8 @@ def test_new_weights_are_loaded_before_anything_is_generated_and_are_paid(tiny_j
         cost_model = cost_model_of(tiny_job(planning={"policy": "cost", "lambda": 1.0}))
         outcome = GenerationOutcome([], weights_seconds=loading)
         cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
-        plan = cost_model.plan([0, 1, 2, 3], 4, PROMPT_TOKENS, known=True)
-        made = plan.plan
-        return plan.expected_step_seconds, plan.expected_generation_seconds, made.expected_instance_seconds
+        plan = cost_model.plan([0, 1, 2, 3], 4, PROMPT_TOKENS, known=True).planned
+        return plan.expected_seconds, plan.expected_generation_seconds, plan.generation.expected_instance_seconds
 
     without, loaded = planned(0.0), planned(7.0)
     assert [after - before for before, after in zip(without, loaded, strict=True)] == pytest.approx([7.0] * 3)
@@ -350,7 +349,7 @@ def test_plans_learn_from_drafts_how_many_passes_there_will_be(tiny_job: MakeJob
     assert plans[0].shares == plans[1].shares
     cost_model.room = EngineRoom(sequences=64, kv_tokens=10**6)
     plain = cost_model.plan(range(12), 4, PROMPT_TOKENS, known=True)
-    assert plain.expected_generation_seconds > plans[0].expected_generation_seconds
+    assert plain.planned.expected_generation_seconds > plans[0].planned.expected_generation_seconds
 
 
 def test_the_bound_of_a_run_holds_however_well_others_draft(tiny_job: MakeJob) -> None:

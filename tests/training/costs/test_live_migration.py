@@ -10,21 +10,27 @@ import pytest
 from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
-from rlhfless_operator.planner.history import History
+from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
-from rlhfless_operator.training.costs.generation_plan import plan_generation
+from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.live_migration import open_migration
 
 LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
 
 
+def plan_of(spec: RLHFJobSpec, prompts: list[int]) -> GenerationPlan:
+    cost_model = CostModel(spec, actor_range(spec), latency=LATENCY)
+    cost_model.predictor = LengthPredictor(default_tokens=10, longest=24)
+    return cost_model.plan(prompts, 4, [5] * 12, known=True)
+
+
 def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
     spec = load_job(file).spec
-    predictor = LengthPredictor(default_tokens=10, longest=24)
-    plan = plan_generation(spec, actor_range(spec), [0, 1, 2, 3], 4, [5] * 12, predictor, LATENCY, History())
+    plan = plan_of(spec, [0, 1, 2, 3])
     return open_migration(spec, plan, LATENCY, pause_seconds=pause_seconds)
 
 
@@ -62,8 +68,7 @@ def test_a_receiver_computes_again_what_its_engine_does_not_keep(
 ) -> None:
     """What an instance has said goes before what the job's document lets expect."""
     spec = load_job(tiny_job(generation={"engine": engine})).spec
-    predictor = LengthPredictor(default_tokens=10, longest=24)
-    plan = plan_generation(spec, actor_range(spec), [0, 1], 4, [5] * 12, predictor, LATENCY, History())
+    plan = plan_of(spec, [0, 1])
     rule = open_migration(spec, plan, LATENCY, pause_seconds=0.1, room=room)._rule
     assert isinstance(rule, Saving)
     assert rule.restarts_receiver is again

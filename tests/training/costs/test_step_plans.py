@@ -49,7 +49,7 @@ def test_a_plan_that_knew_nothing_of_learning_is_made_anew_once_something_is_kno
         knows_learning = False
 
         def plan(self, *asked: Any, **more: Any) -> Any:
-            return SimpleNamespace(groups={} if self.knows_learning else None)
+            return SimpleNamespace(planned=SimpleNamespace(groups={} if self.knows_learning else None))
 
     cost_model = Learning()
     made = StepPlans(cost_model, SimpleNamespace(tokens=lambda purpose: [1]), follows=True)  # type: ignore[arg-type]

@@ -9,13 +9,13 @@ import yaml
 
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.planner.latency.roofline import GPUS, QWEN_3B
+from rlhfless_operator.planner.step import generation as planning
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.whole_step import StepPlan
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
-from rlhfless_operator.training.costs import generation_plan as planning
 from rlhfless_operator.training.costs.measured_drafts import measured_drafts
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.journal.async_journal import read_taken

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions.api import SampleTask
+from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LearnerPace
-from rlhfless_operator.training.costs.generation_plan import GroupForecast
 from rlhfless_operator.training.stages import arrivals
 from rlhfless_operator.training.stages.arrivals import Arrivals
 from rlhfless_operator.training.stages.piece_journal import PieceJournal

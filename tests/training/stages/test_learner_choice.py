@@ -37,7 +37,7 @@ class Job:
 
     def plan_ahead(self, prompts: list[int], samples: int) -> Any:
         self.offered = list(self.plans.learners)
-        return SimpleNamespace(learners=self.wanted)
+        return SimpleNamespace(planned=SimpleNamespace(learners=self.wanted))
 
     async def update_status(self, learners: LearnersStatus) -> None:
         self.status = self.status.model_copy(update={"learners": learners})

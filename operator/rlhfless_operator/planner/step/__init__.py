@@ -1,1 +1,1 @@
-"""The plan of a step: actors, shares, learner GPUs, and the forecast of its time and cost."""
+"""The plan of a step (`generation`): actors, shares, learner GPUs, and the forecast of its time and cost."""

@@ -1,8 +1,8 @@
 """How a step's samples are divided over instances, and what that will cost."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -45,6 +45,12 @@ class Limits:
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: an instance holds at least 1")
 
+    def at_most(self, instances: int | None) -> "Limits":
+        """These limits with the most instances lowered to a number, but never below the fewest; None lowers nothing."""
+        if instances is None:
+            return self
+        return replace(self, max_instances=max(self.min_instances, min(self.max_instances, instances)))
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -56,6 +62,11 @@ class Share:
     """From asking for the instance to its last response, start-up included."""
     numbers: Indices = field(compare=False, repr=False)
     """The samples' places among those that were planned."""
+
+
+def longest_first(shares: Iterable[Share]) -> list[Share]:
+    """Sort shares in the order in which their actors are given instances: longest expected time first."""
+    return sorted(shares, key=lambda share: -share.expected_seconds)
 
 
 @dataclass(frozen=True, slots=True)

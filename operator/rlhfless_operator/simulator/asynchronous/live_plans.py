@@ -1,16 +1,13 @@
-"""Plans of the steps of an asynchronous job, made as `training/costs/generation_plan.py` makes them."""
+"""Plans of the steps of an asynchronous job, made as live jobs make them."""
 
-import math
 from collections.abc import Iterable, Sequence
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.step.async_planning import plan_asynchronous_step
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.loads import SampleLoad
-from rlhfless_operator.planner.step.planning import Limits, Share
-from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step
+from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, StepSetting, plan_generation
+from rlhfless_operator.planner.step.planning import Limits, Share, longest_first
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, share_ends
 from rlhfless_operator.simulator.scenarios import Scenario
@@ -26,10 +23,9 @@ def ends_of_shares(
         sequences: most that an instance decodes at a time.
     """
     responses = {response.key: response for group in groups for response in group.responses()}
-    ordered = sorted(shares, key=lambda share: -share.expected_seconds)
     return [
         share_ends((responses[sample.prompt, sample.index] for sample in share.samples), profile, sequences)
-        for share in ordered
+        for share in longest_first(shares)
     ]
 
 
@@ -50,49 +46,39 @@ class LivePlans:
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
         """The plan of the next step."""
-        scenario, profile, history = self._scenario, self._profile, self._history
-        longest = scenario.lengths.longest
-        estimates = {group.number: self._predictor.predict(group.prompt) for group in groups}
-        loads = [
-            SampleLoad(group.number, index, group.prompt_tokens, tokens)
-            for group in groups
-            for index, tokens in enumerate(estimates[group.number].group(len(group.lengths), longest))
-        ]
-        runaways = {number: estimate.runaways for number, estimate in estimates.items()}
-        # What preparing a token takes is known once a step has been prepared.
-        known = bool(history.recent("rollout"))
-
-        def plan_with(training: Training) -> StepPlan:
-            return plan_step(
-                loads,
-                profile,
-                Limits(1, self._split.instances, profile.kv_tokens, self._split.sequences),
-                training,
-                cost_weight=scenario.cost_weight,
-                ready_seconds=profile.weight_load_seconds,
-                tail_tokens=longest if sum(runaways.values()) > 0 else 0.0,
-                runaways=runaways,
-            )
-
-        ahead = plan_asynchronous_step(
-            plan_with,
-            Training(
-                gpus=1,
-                token_gpu_seconds=scenario.preparation_gpu_seconds(1.0) / profile.gpus if known else 0.0,
-                start_seconds=0.0,
-                update_seconds=0.0,
-                learning_price=self._split.learner_gpus / profile.gpus,
-                preparers=(1, self._split.preparers) if self._split.preparers > 1 else (1,),
-                afterwards_seconds=history.mean("learning"),
+        profile, split = self._profile, self._split
+        samples = ExpectedSamples.of(
+            (
+                ExpectedGroup(
+                    group.number, group.prompt_tokens, len(group.lengths), self._predictor.predict(group.prompt)
+                )
+                for group in groups
             ),
-            tokens=math.fsum(load.prompt_tokens + load.expected_tokens for load in loads),
-            startup_seconds=profile.startup_seconds,
-            learning_seconds=history.mean("learning"),
+            self._scenario.lengths.longest,
+        )
+        setting = StepSetting(
+            profile,
+            Limits(1, split.instances, profile.kv_tokens, split.sequences),
+            self._training(),
+            cost_weight=self._scenario.cost_weight,
+            learning_seconds=self._history.mean("learning"),
             max_staleness=self._system.max_staleness,
         )
-        return StepShares(
-            ends_of_shares(ahead.step.generation.shares, groups, profile, self._split.sequences),
-            ahead.preparers.instances,
+        made = plan_generation("cost", samples, setting)
+        return StepShares(ends_of_shares(made.generation.shares, groups, profile, split.sequences), made.preparers)
+
+    def _training(self) -> Training:
+        profile, split = self._profile, self._split
+        # What preparing a token takes is known once a step has been prepared.
+        known = bool(self._history.recent("rollout"))
+        return Training(
+            gpus=1,
+            token_gpu_seconds=self._scenario.preparation_gpu_seconds(1.0) / profile.gpus if known else 0.0,
+            start_seconds=0.0,
+            update_seconds=0.0,
+            learning_price=split.learner_gpus / profile.gpus,
+            preparers=(1, split.preparers) if split.preparers > 1 else (1,),
+            afterwards_seconds=self._history.mean("learning"),
         )
 
     def observe(self, groups: Sequence[Group]) -> None:

@@ -1,1 +1,1 @@
-"""What a job has learnt of its lengths, speeds and start-ups (`cost_model`), and the plans made from it."""
+"""The knowledge that a job gains of lengths, speeds and start-ups (`cost_model`), and the plans made from it."""

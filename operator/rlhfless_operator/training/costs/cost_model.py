@@ -19,13 +19,22 @@ from rlhfless_operator.planner.moves.migration import Actor, Migration
 from rlhfless_operator.planner.moves.switching import is_worth_switching
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.step.bounds import lower_bound
+from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, plan_generation
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, Measured, to_judge_by
 from rlhfless_operator.planner.step.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
-from rlhfless_operator.training.costs.generation_plan import WEIGHTS, GenerationPlan, observe, plan_generation
+from rlhfless_operator.training.costs.generation_plan import (
+    WEIGHTS,
+    GenerationPlan,
+    in_tasks,
+    limits_of,
+    setting_of,
+    training_of,
+)
 from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration
+from rlhfless_operator.training.costs.observations import observe
 from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 
@@ -108,22 +117,19 @@ class CostModel:
             follows: whether learning may begin before the batch is complete.
             learners: numbers of learning instances to choose from; none where there is no choice.
         """
-        longest = self._spec.sampling.max_response_tokens
+        spec, contention = self._spec, self._contention()
+        longest = spec.sampling.max_response_tokens
         prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
-        return plan_generation(
-            self._spec,
-            self._actors,
-            prompts,
-            samples_per_prompt,
-            prompt_tokens,
-            self.predictor if known else prior,
-            self.latency,
-            self.history,
-            follows=follows,
-            contention=self._contention(),
-            room=self.room,
-            learners=learners,
+        predictor = self.predictor if known else prior
+        estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
+        samples = ExpectedSamples.of(
+            (ExpectedGroup(prompt, prompt_tokens[prompt], samples_per_prompt, estimates[prompt]) for prompt in prompts),
+            longest,
         )
+        limits = limits_of(spec, self._actors, self.room)
+        training = training_of(spec, self.history, learners, follows=follows)
+        setting = setting_of(spec, limits, self.latency, training, self.history, contention)
+        return in_tasks(plan_generation(spec.planning.policy, samples, setting), estimates, contention)
 
     def share_prefixes(
         self,

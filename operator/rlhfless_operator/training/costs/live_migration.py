@@ -52,7 +52,7 @@ def _rule(
             slots,
             kv_tokens,
             longest=spec.sampling.max_response_tokens,
-            time_price=plan.time_price,
+            time_price=plan.planned.time_price,
             pause_seconds=pause_seconds,
             # An instance takes one request at a time, and not every engine keeps something between two.
             restarts_receiver=not (keeps_contexts(spec) if room is None else room.keeps_contexts),

@@ -29,7 +29,7 @@ class StepPlans:
     @property
     def planned_ahead(self) -> float | None:
         """Instance-seconds of the plan that was made ahead, where there is one."""
-        return None if self._ahead is None else self._ahead[1].plan.expected_instance_seconds
+        return None if self._ahead is None else self._ahead[1].planned.generation.expected_instance_seconds
 
     def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
         """The plan for these prompts; the one that was made ahead, where it is theirs and not out of date."""
@@ -55,4 +55,4 @@ class StepPlans:
     def _is_outdated(self, plan: GenerationPlan) -> bool:
         """Whether it was made while the first step was learnt. Then nothing was known of learning, and a learner could
         not have followed it."""
-        return self._follows and plan.groups is None and self._cost_model.knows_learning
+        return self._follows and plan.planned.groups is None and self._cost_model.knows_learning

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from rlhfless_functions.api import JournalledPiece
+from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LearnerPace
-from rlhfless_operator.training.costs.generation_plan import GroupForecast
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
 

@@ -39,7 +39,7 @@ async def choose_learners(run: TrainingRun, journal: StepJournal, step: int) -> 
         count, reason = trial, f"a trial, as only {now} was measured"
     elif len(run.plans.learners) > 1:
         batch = run.spec.batch
-        plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
+        plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt).planned
         assert plan.learners is not None
         count, reason = plan.learners, _reason(run.plans.learners, run.spec.planning.cost_weight)
     else:

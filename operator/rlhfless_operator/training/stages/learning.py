@@ -65,9 +65,10 @@ class Learning:
             plan: says what to expect when; nothing, where the learner is to wait for the whole batch.
             pieces: which the learner follows.
         """
-        if plan.groups is not None:
-            arrivals = Arrivals(plan.groups, pieces)
-            self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, plan.groups.time_price))
+        groups = plan.planned.groups
+        if groups is not None:
+            arrivals = Arrivals(groups, pieces)
+            self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, groups.time_price))
 
     async def begin(self, batch: BatchReference) -> None:
         """The batch is there: begin, unless a learner follows it already. Returns once the learner is at work.

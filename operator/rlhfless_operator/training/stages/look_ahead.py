@@ -28,4 +28,4 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
         return
     # The next weights are not there yet; into a model that is loaded they are swapped at once.
     preload = run.requests.preload(run.requests.initial)
-    run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.time_price)
+    run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.planned.time_price)

@@ -25,7 +25,7 @@ def consider_prefixes(run: TrainingRun, step: int, plan: GenerationPlan) -> None
     note = run.prefixes.consider(
         step,
         could_share(run, "training", plan),
-        generation_seconds=actors * plan.expected_generation_seconds,
+        generation_seconds=actors * plan.planned.expected_generation_seconds,
         steps_left=run.prompts.total_steps - step + 1,
         restart=actors * run.cost_model.history.mean(startup("generation")),
     )

@@ -174,10 +174,10 @@ async def generate_and_prepare(
     all_at_once = run.generators.has_room_for(len(plan.shares))
     async with (
         run.generators.part(task.step, len(plan.shares), preload) as generators,
-        run.preparers.part(task.step, plan.preparers) as preparers,
+        run.preparers.part(task.step, plan.planned.preparers) as preparers,
     ):
         if task.purpose == "training":
-            run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.time_price)
+            run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.planned.time_price)
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()

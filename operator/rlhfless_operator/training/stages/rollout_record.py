@@ -128,9 +128,9 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "weights/seconds": generated.weights_seconds,
         **{f"weights/{_FETCHED[name]}": float(count) for name, count in generated.weights_fetched.items() if count},
         "generation/seconds": rollout.seconds["generation"],
-        "preparation/instances": float(rollout.plan.preparers),
-        "planning/expected_seconds": rollout.plan.expected_generation_seconds,
-        "planning/expected_step_seconds": rollout.plan.expected_step_seconds,
+        "preparation/instances": float(rollout.plan.planned.preparers),
+        "planning/expected_seconds": rollout.plan.planned.expected_generation_seconds,
+        "planning/expected_step_seconds": rollout.plan.planned.expected_seconds,
         "planning/contention": rollout.plan.wanted_by_others,
         **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
     }
@@ -165,16 +165,17 @@ def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *,
         report: on its predictions.
         prefixes: why its actors share prefixes or do not.
     """
+    made = plan.planned.generation
     return PlanRecord(
-        policy=plan.plan.policy,
+        policy=made.policy,
         actors=len(plan.shares),
-        expected_seconds=plan.plan.expected_seconds,
-        expected_instance_seconds=plan.plan.expected_instance_seconds,
-        cheapest_instance_seconds=plan.plan.cheapest_instance_seconds,
-        lower_bound_instance_seconds=plan.plan.lower_bound_instance_seconds,
+        expected_seconds=made.expected_seconds,
+        expected_instance_seconds=made.expected_instance_seconds,
+        cheapest_instance_seconds=made.cheapest_instance_seconds,
+        lower_bound_instance_seconds=made.lower_bound_instance_seconds,
         rank_correlation=report.rank_correlation if report is not None else None,
         relative_error=report.relative_error if report is not None else None,
-        preparers=plan.preparers,
-        preparers_reason=plan.preparers_reason,
+        preparers=plan.planned.preparers,
+        preparers_reason=plan.planned.preparers_reason,
         prefixes=prefixes,
     )

@@ -1,0 +1,221 @@
+"""The plan of a step's generation, and of the stages that work beside it and after it.
+
+The training loop and the simulator plan their steps with `plan_generation`. Each of them says in numbers what it
+foresees of the step's responses, what instances and stages take, and what limits there are.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.lengths import LengthEstimate
+from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.step.async_planning import plan_asynchronous_step
+from rlhfless_operator.planner.step.forecast import Holding, Training
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits, Plan, PolicyName, plan
+from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGroup:
+    """A prompt whose responses are to be generated."""
+
+    prompt: int
+    prompt_tokens: int
+    samples: int
+    """Responses of the group."""
+    estimate: LengthEstimate
+    """Their lengths, as far as they are known."""
+
+
+@dataclass(frozen=True)
+class ExpectedSamples:
+    """The responses of a step, with the lengths that are expected of them."""
+
+    loads: Sequence[SampleLoad]
+    runaways: Mapping[int, float]
+    """By prompt, the share of its responses that do not end by themselves."""
+    longest: int
+    """Tokens at which a response is truncated."""
+
+    @classmethod
+    def of(cls, groups: Iterable[ExpectedGroup], longest: int) -> Self:
+        """Expect typical lengths of each group.
+
+        Args:
+            longest: tokens at which a response is truncated.
+        """
+        groups = list(groups)
+        loads = [
+            SampleLoad(group.prompt, index, group.prompt_tokens, tokens)
+            for group in groups
+            for index, tokens in enumerate(group.estimate.group(group.samples, longest))
+        ]
+        return cls(loads, {group.prompt: group.estimate.runaways for group in groups}, longest)
+
+    @property
+    def tail_tokens(self) -> float:
+        """The length of a runaway, where there may be some; else 0."""
+        return float(self.longest) if any(self.runaways.values()) else 0.0
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of all samples, prompts included."""
+        return math.fsum(load.prompt_tokens + load.expected_tokens for load in self.loads)
+
+
+@dataclass(frozen=True)
+class StepSetting:
+    """What a step's plan rests on besides its samples."""
+
+    instance: InstanceProfile
+    """What an instance of generation takes to start, to load the weights and to decode."""
+    limits: Limits
+    training: Training
+    """What preparation and learning take and cost, and the numbers of their instances to choose from."""
+    cost_weight: float = 0.5
+    """λ of the job: 0 minimises the time of the step, 1 its cost. Only `cost` plans by it."""
+    learning_seconds: float = 0.0
+    """What learning takes a step, as earlier steps took it; 0 while it is not known."""
+    contention: Contention = ALONE
+    """What other jobs leave of the GPUs."""
+    max_staleness: int | None = None
+    """How many versions behind a step's weights may be in an asynchronous job; None in a synchronous one."""
+    holding: Holding | None = None
+    """What it takes to keep an instance and the learner on the same GPUs; None where that is not possible."""
+
+    @property
+    def effective_cost_weight(self) -> float:
+        """λ, with what other jobs want."""
+        return self.contention.cost_weight(self.cost_weight)
+
+
+@dataclass(frozen=True)
+class GroupForecast:
+    """What there is to learn from, and when."""
+
+    ready: Mapping[int, float]
+    """By prompt, seconds into the step when its group is expected to be prepared."""
+    learning: Mapping[int, float]
+    """By prompt, seconds that learning from its group takes."""
+    time_price: float
+    """Instance-seconds of the learner that a second of the step is worth."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step's plan, and what is expected of it."""
+
+    generation: Plan
+    expected_generation_seconds: float
+    """On instances that are ready."""
+    expected_seconds: float
+    """To the new weights."""
+    time_price: float
+    """GPU-seconds of generation that a second of the step is worth at its λ."""
+    preparers: int
+    """Most instances that prepare its groups at a time."""
+    preparers_reason: str = ""
+    """Why so many, where the plan had a choice."""
+    learners: int | None = None
+    """Learning instances that the plan chose, where it had a choice."""
+    groups: GroupForecast | None = None
+    """What a learner that follows preparation can expect; None for one that waits for the whole batch."""
+    whole: StepPlan | None = None
+    """The whole step; None by policies that plan generation alone."""
+
+
+def plan_generation(policy: PolicyName, samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
+    """Divide a step's samples over instances.
+
+    The `cost` policy plans the whole step: generation, the preparation that goes on beside it, and learning after it.
+    """
+    if policy == "cost":
+        return _plan_whole(samples, setting)
+    instance = setting.instance
+    made = plan(
+        policy,
+        samples.loads,
+        instance.latency,
+        setting.limits,
+        startup_seconds=instance.startup_seconds,
+        weight_load_seconds=instance.weight_load_seconds,
+    )
+    weight = max(setting.effective_cost_weight, 1e-3)
+    return PlannedStep(
+        made,
+        made.expected_seconds - instance.startup_seconds,
+        made.expected_seconds + setting.learning_seconds,
+        (1 - weight) / weight * made.expected_instance_seconds / made.expected_seconds,
+        preparers=max(setting.training.preparers, default=0),
+    )
+
+
+def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
+    """Plan by the `cost` policy."""
+    instance, training = setting.instance, setting.training
+    cost_weight = setting.effective_cost_weight
+    limits = setting.limits.at_most(setting.contention.actors)
+
+    def plan_with(training: Training) -> StepPlan:
+        return plan_step(
+            samples.loads,
+            instance,
+            limits,
+            training,
+            cost_weight=cost_weight,
+            # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
+            ready_seconds=instance.weight_load_seconds,
+            tail_tokens=samples.tail_tokens,
+            runaways=samples.runaways,
+            holding=setting.holding,
+        )
+
+    if setting.max_staleness is not None:
+        ahead = plan_asynchronous_step(
+            plan_with,
+            training,
+            tokens=samples.tokens,
+            startup_seconds=instance.startup_seconds,
+            learning_seconds=setting.learning_seconds,
+            max_staleness=setting.max_staleness,
+        )
+        step, reason = ahead.step, ahead.preparers.reason
+    else:
+        step = plan_with(training)
+        reason = (
+            f"preparation takes {training.token_gpu_seconds * samples.tokens:.3g} instance-seconds a step, and the step"
+            f" {step.expected_seconds:.3g} s with {step.preparers} (λ {cost_weight:g})"
+        )
+    return PlannedStep(
+        step.generation,
+        step.generation.expected_seconds - instance.startup_seconds,
+        step.expected_seconds,
+        step.time_price,
+        step.preparers,
+        reason if len(training.preparers) > 1 else "",
+        step.trainer.gpus if training.learners else None,
+        _groups(samples, training, step),
+        step,
+    )
+
+
+def _groups(samples: ExpectedSamples, training: Training, step: StepPlan) -> GroupForecast | None:
+    """Forecast what a learner can do under the tail of generation; None where it can't begin there."""
+    token_seconds, learners = training.accumulation_token_seconds, 1
+    if not token_seconds:
+        return None
+    if training.learners:
+        chosen = next(each for each in training.learners if each.instances == step.trainer.gpus)
+        token_seconds, learners = chosen.token_seconds, chosen.instances
+    if not token_seconds:
+        return None
+    learning = dict.fromkeys(samples.runaways, 0.0)
+    for load in samples.loads:
+        learning[load.prompt] += token_seconds * (load.prompt_tokens + load.expected_tokens)
+    price = step.time_price / max(training.learning_price * learners, 1e-6)
+    return GroupForecast(step.expected_groups, learning, price)
