@@ -7,6 +7,7 @@
 - `lengths`: how long a prompt's responses will be.
 - `groups/`: which groups a step learns from.
 - `pools/`: how jobs share GPUs.
+- `stage_instances`: which actors have an instance, where rollouts overlap.
 - `prefixes`, `prefix_choice`: which beginnings of prompts are computed once.
 - `warming`: when instances start ahead of their work.
 """

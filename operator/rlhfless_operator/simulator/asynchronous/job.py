@@ -1,9 +1,8 @@
 """Ours in discrete events: rollouts that overlap on the instances, and steps that take the first complete groups.
 
 Which groups a step takes, which rollout may begin, how groups are cut into chunks for preparation, the plans, the
-predictions of lengths and what is remembered of earlier steps are the live loop's own code. Who has which instance is
-its rule (`training/instances/instance_queue.py`), and a test compares the two. Every response ends with the weights
-that began it, and no sample moves between actors.
+predictions of lengths, who has which instance and what is remembered of earlier steps are the live loop's own code.
+Every response ends with the weights that began it, and no sample moves between actors.
 """
 
 import heapq
@@ -17,6 +16,7 @@ from typing import Protocol
 from rlhfless_operator.planner.groups.group_buffer import GroupBuffer, GroupName, ReadyGroup
 from rlhfless_operator.planner.groups.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.stage_instances import RolloutPart, StageInstances
 from rlhfless_operator.planner.step.chunks import chunk_size
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step, StepShares
@@ -83,13 +83,9 @@ class _Rollout:
     groups: dict[int, Group]
     version: int
     begin: float
-    shares: list[ShareEnds]
-    """Of actors that have no instance yet, those that begin first at the end."""
-    preparers: int
-    """Most chunks that are prepared at a time."""
-    left: int
-    """Actors that have anything left."""
-    actors: int = field(init=False)
+    generators: RolloutPart
+    preparers: RolloutPart
+    """Its actors are the most chunks that are prepared at a time."""
     unfinished: dict[int, int] = field(init=False)
     """By group, responses that have not ended or not begun."""
     ends: dict[int, float] = field(default_factory=dict)
@@ -101,7 +97,6 @@ class _Rollout:
     unprepared: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.actors = self.left
         self.unfinished = {number: len(group.lengths) for number, group in self.groups.items()}
         self.unprepared = len(self.groups)
 
@@ -145,12 +140,11 @@ class AsynchronousJob:
         self._begun = 0
         self._admitted = 0
         """The last rollout that may begin."""
-        self._at_work = 0
+        self._generators: StageInstances[ShareEnds] = StageInstances()
+        self._preparers: StageInstances[tuple[int, ...]] = StageInstances()
+        """Groups of chunks wait for an instance."""
         self._idle: list[int] = []
         """Versions that idle instances have."""
-        self._chunks: list[tuple[int, int, tuple[int, ...]]] = []
-        """(rollout, number, groups) of chunks that wait for an instance."""
-        self._preparing = 0
         self._learning = False
         self._taken = 0
         self._written = 0
@@ -176,7 +170,7 @@ class AsynchronousJob:
             elif kind == "complete":
                 self._rollouts[number].complete.extend(groups)
             elif kind == "prepared":
-                self._preparing -= 1
+                self._rollouts[number].preparers.at_work -= 1
                 # A chunk that waits goes before one that this instance's rollout is yet to make.
                 self._deal_chunks(now)
                 self._rollouts[number].preparing -= 1
@@ -204,14 +198,15 @@ class AsynchronousJob:
 
     def _begin(self, now: float) -> None:
         """Begin rollouts that may begin, as long as there is an instance that no actor has or waits for."""
-        while self._begun < self._admitted and (self._has_room() or self._begun not in self._rollouts):
+        while self._begun < self._admitted and (self._generators.has_room or self._begun not in self._rollouts):
             self._begun += 1
             groups = {group.number: group for group in self._draw()}
             plan = self._plans.plan(list(groups.values()))
-            rollout = _Rollout(
-                self._begun, groups, self._written, now, [*plan.shares[::-1]], plan.preparers, len(plan.shares)
-            )
-            self._rollouts[self._begun] = rollout
+            generators = self._generators.begin(self._begun, len(plan.shares))
+            preparers = self._preparers.begin(self._begun, plan.preparers)
+            self._rollouts[self._begun] = _Rollout(self._begun, groups, self._written, now, generators, preparers)
+            for share in plan.shares:
+                self._generators.wait(generators, share)
             self._buffer.begin(self._begun, groups, self._written)
             self._names |= {GroupName(self._begun, number): (group, self._written) for number, group in groups.items()}
             self._deal(now)
@@ -229,19 +224,11 @@ class AsynchronousJob:
         groups = [self._names.pop(name)[0] for name in again.values()]
         return groups + list(itertools.islice(self._drawn, int(min(most - len(groups), left))))
 
-    def _has_room(self) -> bool:
-        left = sum(rollout.left for rollout in self._rollouts.values())
-        return left == 0 or left < self._most_actors()
-
-    def _most_actors(self) -> int:
-        return max((rollout.actors for rollout in self._rollouts.values() if rollout.left), default=0)
-
     def _deal(self, now: float) -> None:
-        """Give free instances to actors that wait, those of an earlier rollout first."""
-        for rollout in self._rollouts.values():
-            while rollout.shares and self._at_work < self._most_actors():
-                self._at_work += 1
-                self._act(rollout, rollout.shares.pop(), now)
+        """Give free instances to actors that wait."""
+        while (dealt := self._generators.deal()) is not None:
+            part, share = dealt
+            self._act(self._rollouts[part.step], share, now)
 
     def _act(self, rollout: _Rollout, share: ShareEnds, now: float) -> None:
         """An actor has an instance, and works until it has nothing left."""
@@ -263,39 +250,37 @@ class AsynchronousJob:
         self._announce(end, "actor", rollout.number)
 
     def _actor_ends(self, rollout: _Rollout) -> None:
-        rollout.left -= 1
-        self._at_work -= 1
+        rollout.generators.left -= 1
+        rollout.generators.at_work -= 1
         self._idle.append(rollout.version)
         self._forget(rollout)
 
     # --- preparation ---
 
     def _prepare(self, now: float) -> None:
-        """Prepare complete groups in chunks, those of an earlier rollout first: as many at a time as each rollout's
-        plan says, on as many instances as the largest of them."""
+        """Prepare complete groups in chunks, as many at a time as each rollout's plan says."""
         for rollout in [*self._rollouts.values()]:
             if not self._seconds.prepares:
                 groups, rollout.complete = tuple(rollout.complete), deque()
                 self._prepared(rollout, groups, now)
                 continue
-            while rollout.preparing < rollout.preparers and rollout.complete:
-                size = chunk_size(len(rollout.complete), rollout.unprepared, rollout.preparers, ended=rollout.left == 0)
+            most, ended = rollout.preparers.actors, not rollout.generators.left
+            while rollout.preparing < most and rollout.complete:
+                size = chunk_size(len(rollout.complete), rollout.unprepared, most, ended=ended)
                 if not size:
                     break
                 chunk = tuple(rollout.complete.popleft() for _ in range(size))
                 rollout.preparing += 1
-                heapq.heappush(self._chunks, (rollout.number, next(self._numbers), chunk))
+                self._preparers.wait(rollout.preparers, chunk)
         self._deal_chunks(now)
 
     def _deal_chunks(self, now: float) -> None:
-        most = max((rollout.preparers for rollout in self._rollouts.values()), default=0)
-        while self._chunks and self._preparing < most:
-            number, _, chunk = heapq.heappop(self._chunks)
-            tokens = sum(self._rollouts[number].groups[group].tokens for group in chunk)
+        while (dealt := self._preparers.deal()) is not None:
+            part, chunk = dealt
+            tokens = sum(self._rollouts[part.step].groups[group].tokens for group in chunk)
             end = now + tokens * self._seconds.preparation_token
-            self._preparing += 1
             self._work.preparation.append((now, end))
-            self._announce(end, "prepared", number, chunk)
+            self._announce(end, "prepared", part.step, chunk)
 
     def _prepared(self, rollout: _Rollout, groups: tuple[int, ...], now: float) -> None:
         for group in groups:
@@ -308,8 +293,10 @@ class AsynchronousJob:
             self._forget(rollout)
 
     def _forget(self, rollout: _Rollout) -> None:
-        if not rollout.left and not rollout.unprepared:
+        if not rollout.generators.left and not rollout.unprepared:
             del self._rollouts[rollout.number]
+            self._generators.end(rollout.generators)
+            self._preparers.end(rollout.preparers)
 
     # --- learning ---
 

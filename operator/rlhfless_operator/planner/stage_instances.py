@@ -1,0 +1,114 @@
+"""The instances of a stage that several rollouts use at the same time, and which actors have one.
+
+The instances are as many as the largest plan under way has actors. An instance that an actor is done with goes to the
+next one that waits: to one of the earliest step first.
+"""
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Actor = TypeVar("Actor")
+
+
+@dataclass(eq=False)
+class RolloutPart:
+    """The part of a stage's instances that one rollout has."""
+
+    step: int
+    actors: int
+    """Instances that its plan is made for."""
+    left: int = field(init=False)
+    """Actors that have anything left, with an instance or without."""
+    at_work: int = 0
+    """Actors that have an instance."""
+
+    def __post_init__(self) -> None:
+        self.left = self.actors
+
+
+class StageInstances(Generic[Actor]):
+    """The rollouts that use a stage, and the actors that wait for one of its instances."""
+
+    def __init__(self) -> None:
+        self._parts: list[RolloutPart] = []
+        self._waiting: list[tuple[int, int, RolloutPart, Actor]] = []
+        self._numbers = itertools.count()
+        self._newest = 0
+        self._coming: set[int] = set()
+
+    # --- rollouts ---
+
+    def begin(self, step: int, actors: int) -> RolloutPart:
+        """Give a rollout its part, as long as it goes on.
+
+        Args:
+            step: of the rollout, or of the evaluation.
+            actors: most instances that it uses at a time.
+        """
+        part = RolloutPart(step, actors)
+        self._parts.append(part)
+        self._newest = max(self._newest, step)
+        self._coming.discard(step)
+        return part
+
+    def end(self, part: RolloutPart) -> None:
+        """Take a rollout's part back."""
+        self._parts.remove(part)
+
+    def expect(self, step: int) -> None:
+        """Keep an instance that is left for the rollout of a step, until it begins or is no longer expected."""
+        self._coming.add(step)
+
+    def expect_no_more(self, step: int) -> None:
+        """Keep nothing for the rollout of a step."""
+        self._coming.discard(step)
+
+    def has_begun(self, step: int) -> bool:
+        """Return whether the rollout of a step or of a later one has begun."""
+        return self._newest >= step
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is an instance that no actor has or waits for."""
+        return self._left == 0 or self._left < self._most
+
+    def has_room_for(self, actors: int) -> bool:
+        """Return whether so many actors more would all have an instance at once."""
+        return self._left + actors <= max(self._most, actors)
+
+    def wanted(self, held: int) -> int:
+        """Return how many instances there is work for.
+
+        Args:
+            held: how many there are. While a rollout is expected, those that nobody uses are kept.
+        """
+        count = min(self._left, max(self._most, self._at_work))
+        return max(count, held) if self._coming and self.has_room else count
+
+    # --- actors ---
+
+    def wait(self, part: RolloutPart, actor: Actor) -> None:
+        """Have an actor of a rollout wait for an instance."""
+        heapq.heappush(self._waiting, (part.step, next(self._numbers), part, actor))
+
+    def deal(self) -> tuple[RolloutPart, Actor] | None:
+        """Give an instance to the next actor that waits; None if none is free, or nobody waits."""
+        if not self._waiting or self._at_work >= self._most:
+            return None
+        _, _, part, actor = heapq.heappop(self._waiting)
+        part.at_work += 1
+        return part, actor
+
+    @property
+    def _most(self) -> int:
+        return max((part.actors for part in self._parts if part.left), default=0)
+
+    @property
+    def _left(self) -> int:
+        return sum(part.left for part in self._parts)
+
+    @property
+    def _at_work(self) -> int:
+        return sum(part.at_work for part in self._parts)
