@@ -10,7 +10,7 @@ satisfy that, no others do. Once all groups are complete they do, as admission n
 up to the newest deadline have room for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,6 +88,35 @@ class GroupBuffer:
             ahead: how many steps generation may be ahead of the learner, at most `most`.
         """
         return self.live + groups <= (done + 1 + ahead) * self.size
+
+    def admits_rollout(self, admitted: int, total: float, done: int, ahead: int) -> bool:
+        """Return whether one more rollout may begin with the newest weights.
+
+        Args:
+            admitted: rollouts that may begin and have not.
+            total: groups that all steps of the job learn from.
+            done: steps that are done.
+            ahead: how many steps generation may be ahead of the learner, at most `most`.
+        """
+        waiting = admitted * self.size
+        groups = min(self.size, total - self.live - waiting)
+        return groups > 0 and self.admits(waiting + int(groups), done, ahead)
+
+    def next_rollout(self, dropped: Sequence[GroupName], total: float) -> tuple[list[GroupName], int]:
+        """Return what a rollout draws next: the prompts of these dropped groups, each prompt once, and so many others.
+
+        Args:
+            dropped: groups that are to be generated anew, in order.
+            total: groups that all steps of the job learn from.
+        """
+        most = min(self.size, total - self.live)
+        again: dict[int, GroupName] = {}
+        for name in dropped:
+            if len(again) < most:
+                again.setdefault(name.prompt, name)
+        # A prompt that was dropped twice keeps its place for a later rollout.
+        left = total - self.live - len(dropped)
+        return list(again.values()), int(min(most - len(again), left))
 
     def begin(self, rollout: int, prompts: Iterable[int], version: int) -> None:
         """A rollout begins its groups with a version of the weights."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlhfless_operator.planner.groups.group_buffer import GroupBuffer, GroupName, ReadyGroup
-from rlhfless_operator.planner.groups.staleness import last_step_begun, steps_ahead
+from rlhfless_operator.planner.groups.staleness import steps_ahead
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.stage_instances import RolloutPart, StageInstances
 from rlhfless_operator.planner.step.chunks import chunk_size
@@ -186,14 +186,8 @@ class AsynchronousJob:
 
     def _admit(self) -> None:
         """Let as many rollouts begin as staleness allows."""
-        history, buffer = self._history, self._buffer
-        ahead = steps_ahead(self._most_stale, history.mean("rollout"), history.mean("learning"))
-        ahead = last_step_begun(self._written, ahead) - self._written - 1
-        while True:
-            waiting = (self._admitted - self._begun) * buffer.size
-            wanted = min(buffer.size, self._total - buffer.live - waiting)
-            if wanted <= 0 or not buffer.admits(waiting + int(wanted), self._written, ahead):
-                break
+        ahead = steps_ahead(self._most_stale, self._history.mean("rollout"), self._history.mean("learning"))
+        while self._buffer.admits_rollout(self._admitted - self._begun, self._total, self._written, ahead):
             self._admitted += 1
 
     def _begin(self, now: float) -> None:
@@ -214,15 +208,10 @@ class AsynchronousJob:
 
     def _draw(self) -> list[Group]:
         """What a rollout generates: groups that were dropped, with the lengths that they had, and others."""
-        most = min(self._buffer.size, self._total - self._buffer.live)
-        left = self._total - self._buffer.live - len(self._dropped)
-        again: dict[int, GroupName] = {}
-        for name in self._dropped:
-            if len(again) < most:
-                again.setdefault(name.prompt, name)
-        self._dropped = [name for name in self._dropped if name not in again.values()]
-        groups = [self._names.pop(name)[0] for name in again.values()]
-        return groups + list(itertools.islice(self._drawn, int(min(most - len(groups), left))))
+        again, others = self._buffer.next_rollout(self._dropped, self._total)
+        self._dropped = [name for name in self._dropped if name not in again]
+        groups = [self._names.pop(name)[0] for name in again]
+        return groups + list(itertools.islice(self._drawn, others))
 
     def _deal(self, now: float) -> None:
         """Give free instances to actors that wait."""

@@ -108,19 +108,12 @@ class FreeGroups:
         return count
 
     def next_rollout(self, groups: int) -> tuple[list[GroupName], int]:
-        """What the next rollout draws: the prompts of these dropped groups, each prompt once, and so many others.
+        """Return what the next rollout draws: the prompts of dropped groups, each prompt once, and so many others.
 
         Args:
             groups: of all steps of the job.
         """
-        most = min(self.buffer.size, groups - self.buffer.live)
-        again: dict[int, GroupName] = {}
-        for name in self._dropped:
-            if len(again) < most:
-                again.setdefault(name.prompt, name)
-        # A prompt that was dropped twice keeps its place for a later rollout.
-        left = groups - self.buffer.live - len(self._dropped)
-        return list(again.values()), min(most - len(again), left)
+        return self.buffer.next_rollout(self._dropped, groups)
 
     # --- what is kept ---
 

@@ -219,20 +219,17 @@ class RolloutsAhead:
         """Whether one more rollout may begin."""
         total = self._run.prompts.total_steps
         if self.groups is None:
-            return number <= min(self._last_admitted(), total)
-        buffer = self.groups.buffer
-        waiting = (number - 1 - self.groups.last) * buffer.size
-        wanted = min(buffer.size, total * buffer.size - buffer.live - waiting)
-        ahead = self._last_admitted() - self._journal.status.step - 1
-        return wanted > 0 and buffer.admits(waiting + wanted, self._journal.status.step, ahead)
+            return number <= min(last_step_begun(self._journal.status.step, self._steps_ahead()), total)
+        admitted, buffer = number - 1 - self.groups.last, self.groups.buffer
+        return buffer.admits_rollout(admitted, total * buffer.size, self._journal.status.step, self._steps_ahead())
 
-    def _last_admitted(self) -> int:
-        """The last step whose rollout may begin."""
+    def _steps_ahead(self) -> int:
+        """Return how many steps rollouts may begin ahead of the learner."""
         journal, history = self._journal, self._run.cost_model.history
         # What steps take is known once one of them is done.
         unknown = journal.budget() is not None and not any(record.step for record in journal.records)
         ahead = steps_ahead(self._settings.max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
-        return last_step_begun(journal.status.step, 0 if unknown else ahead)
+        return 0 if unknown else ahead
 
     async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
         try:
