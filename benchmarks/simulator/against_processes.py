@@ -43,6 +43,7 @@ from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.instances.capacity import Capacity
 from rlhfless_operator.training.requests.rehearsal import emulation_of
+from rlhfless_operator.training.run import AvailableGpus
 from rlhfless_operator.training.stages import rollout
 from rlhfless_operator.training.stages.generation import generate as generate_samples
 
@@ -142,7 +143,8 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
     # saves, is a matter of whole steps.
     not_ahead = patch.object(Capacity, "expect", lambda *arguments, **named: None)
     with patch.object(rollout, "generate", observed_generate), not_ahead:
-        await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), actors=actor_range(job.spec))
+        gpus = AvailableGpus(actor_range(job.spec))
+        await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), gpus)
     for instance in changes.values():
         mine = next(step for step in steps if instance[0].at < max(step.ends.values()))
         mine.instances.append(instance)

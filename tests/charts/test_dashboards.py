@@ -34,6 +34,7 @@ from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.run import AvailableGpus
 from tests.clusters.control_plane import free_port
 from tests.jobs import write_tiny_job
 from tests.prerequisites import needs_helm, needs_prometheus
@@ -130,7 +131,7 @@ async def train(file: Path, metrics: OperatorMetrics, port: int, until_scraped: 
             folder,
             make_platform,
             LiveProgress(on_note=lambda note: None),
-            actors=actor_range(job.spec),
+            AvailableGpus(actor_range(job.spec)),
             on_open=meter.attach,
         )
         return await asyncio.to_thread(until_scraped)

@@ -22,6 +22,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.run import AvailableGpus
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 from tests.jobs import small_job
 
@@ -81,7 +82,8 @@ async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **sp
 
     try:
         return await drive(
-            job, JobFolder(str(root)), make_platform, LiveProgress(), actors=actor_range(job.spec), on_open=meter.attach
+            *(job, JobFolder(str(root)), make_platform, LiveProgress(), AvailableGpus(actor_range(job.spec))),
+            on_open=meter.attach,
         )
     finally:
         meter.detach()

@@ -13,6 +13,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.journal.step_journal import read_status
+from rlhfless_operator.training.run import AvailableGpus
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 from tests.jobs import small_job
 
@@ -49,7 +50,8 @@ async def test_a_job_is_charged_for_its_instances_until_they_are_gone(tmp_path: 
         asyncio.get_running_loop().call_later(0.2, platforms[0].gone)
 
     job = parse_content(small_job(), "job")
-    summary = await drive(job, folder, make_platform, LiveProgress(), actors=ActorRange(1, 1), on_finished=on_finished)
+    gpus = AvailableGpus(ActorRange(1, 1))
+    summary = await drive(job, folder, make_platform, LiveProgress(), gpus, on_finished=on_finished)
     assert phases == ["Succeeded"], "told once, before the last instance is gone"
     assert 60 < summary["gpu_seconds"] < 120
     status = read_status(folder)

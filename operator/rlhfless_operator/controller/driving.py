@@ -24,7 +24,7 @@ from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
-from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.run import AvailableGpus, TrainingRun
 
 _logger = logging.getLogger(__name__)
 
@@ -88,15 +88,17 @@ async def run_driver(
 
     with context.pools.joined(job, resource) as member:
         pool = context.settings.pools.get(member.pool)
+        gpus = AvailableGpus(
+            actors,
+            takes_turns=member.sleeps,
+            draining_seconds=context.settings.draining_seconds,
+            contention=lambda: context.pools.contention(member),
+            gpu=pool.accelerator if pool is not None else None,
+        )
         try:
             await drive(
-                *(job, folder, make_platform, LiveProgress(on_note=note)),
-                actors=actors,
+                *(job, folder, make_platform, LiveProgress(on_note=note), gpus),
                 on_open=on_open,
-                takes_turns=member.sleeps,
-                draining_seconds=context.settings.draining_seconds,
-                contention=lambda: context.pools.contention(member),
-                gpu=pool.accelerator if pool is not None else None,
                 budget=budget,
                 on_finished=on_finished,
             )

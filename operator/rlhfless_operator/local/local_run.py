@@ -34,7 +34,7 @@ from rlhfless_operator.training.journal.budget import BudgetExhaustedError, used
 from rlhfless_operator.training.journal.step_journal import StepJournal, read_status
 from rlhfless_operator.training.requests.builder import RequestBuilder
 from rlhfless_operator.training.requests.rehearsal import emulation_of
-from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.run import AvailableGpus, TrainingRun
 
 _REFRESH_SECONDS = 0.25
 
@@ -125,10 +125,12 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
                     folder,
                     make_platform,
                     progress,
-                    actors=assignment.actors,
+                    AvailableGpus(
+                        assignment.actors,
+                        takes_turns=assignment.takes_turns,
+                        gpu=products[0] if len(products) == 1 else None,
+                    ),
                     on_open=opened,
-                    takes_turns=assignment.takes_turns,
-                    gpu=products[0] if len(products) == 1 else None,
                 )
             except BudgetExhaustedError:
                 view.say(f"  report  {await asyncio.to_thread(write_report, root)}")

@@ -9,11 +9,9 @@ from typing import Any
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import format_duration
 from rlhfless_operator.errors import StoreUnavailableError, UserError
-from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.generated.change_rules import FIXED_FIELDS
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
@@ -26,7 +24,7 @@ from rlhfless_operator.training.journal.step_journal import StepJournal, committ
 from rlhfless_operator.training.journal.summary import summarize
 from rlhfless_operator.training.journal.tracking import Tracking, check_tracking, open_tracking
 from rlhfless_operator.training.loop import train
-from rlhfless_operator.training.run import TrainingRun, open_run
+from rlhfless_operator.training.run import AvailableGpus, TrainingRun, open_run
 
 _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
@@ -62,26 +60,18 @@ async def drive(
     folder: JobFolder,
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
+    gpus: AvailableGpus,
     *,
-    actors: ActorRange,
     on_open: Callable[[TrainingRun, StepJournal], None] = lambda run, journal: None,
-    takes_turns: bool = False,
-    draining_seconds: float = 0.0,
-    contention: Callable[[], Contention] = lambda: ALONE,
-    gpu: str | None = None,
     budget: Callable[[], BudgetSpec | None] | None = None,
     on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
     """Run a job to its end, or on from where it is; returns its summary.
 
     Args:
-        actors: how many generation instances a step may use. That is no part of the job, with which another machine
-            may go on.
+        gpus: those that the job's instances have.
+        on_open: told of the run and its journal, before the first step.
         budget: asked for what the job may spend before each step; the document's if left out.
-        takes_turns: whether the stages' instances can't all have GPUs at once.
-        draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
-        contention: asked, for each plan, for what other jobs leave of the GPUs.
-        gpu: what the GPUs of its instances are, where that is known: its first plans rest on their tables.
         on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
@@ -98,45 +88,43 @@ async def drive(
     lease = await asyncio.to_thread(Lease.acquire, folder.root)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
-        run, journal = open_run(
-            *(job, folder, lease, status, make_platform, progress),
-            actors=actors,
-            takes_turns=takes_turns,
-            draining_seconds=draining_seconds,
-            contention=contention,
-            gpu=gpu,
-        )
+        run, journal = open_run(job, folder, lease, status, make_platform, progress, gpus)
         journal.budget = budget or journal.budget
         on_open(run, journal)
-        try:
-            journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)
-            await _train_under_lease(run, journal)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            await _leave(journal, "Interrupted", "stopped by its user; run it again to go on")
-            raise
-        except BudgetExhaustedError as error:
-            await _leave(journal, "Suspended", str(error))
-            raise
-        except (UserError, artifacts.ArtifactError, ValueError) as error:
-            if not _may_pass(error):
-                await _leave(journal, "Failed", str(error))
-                raise
-            await _leave(journal, "Interrupted", str(error))
-            raise StoreUnavailableError(str(error)) from error
-        finally:
-            await run.capacity.close()
-            await run.platform.close()
-            await asyncio.to_thread(journal.tracking.close, journal.status.phase)
-            await _write_summary(job, folder, journal)
+        await _train_and_close(run, journal)
         if on_finished is not None:
             await on_finished()
-        await _settle(journal, draining_seconds)
+        await _settle(journal, gpus.draining_seconds)
         await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
         # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
         with contextlib.suppress(artifacts.ArtifactError):
             await asyncio.to_thread(lease.release)
+
+
+async def _train_and_close(run: TrainingRun, journal: StepJournal) -> None:
+    """Take all steps, write down why they end where they do, and let go of everything."""
+    try:
+        journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)
+        await _train_under_lease(run, journal)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        await _leave(journal, "Interrupted", "stopped by its user; run it again to go on")
+        raise
+    except BudgetExhaustedError as error:
+        await _leave(journal, "Suspended", str(error))
+        raise
+    except (UserError, artifacts.ArtifactError, ValueError) as error:
+        if not _may_pass(error):
+            await _leave(journal, "Failed", str(error))
+            raise
+        await _leave(journal, "Interrupted", str(error))
+        raise StoreUnavailableError(str(error)) from error
+    finally:
+        await run.capacity.close()
+        await run.platform.close()
+        await asyncio.to_thread(journal.tracking.close, journal.status.phase)
+        await _write_summary(run.job, run.folder, journal)
 
 
 async def _train_under_lease(run: TrainingRun, journal: StepJournal) -> None:

@@ -92,6 +92,22 @@ class TrainingRun:
         self.prefixes.restore(position["prefixes"])
 
 
+@dataclass(frozen=True)
+class AvailableGpus:
+    """The GPUs that a job's instances have. They are no part of the job, with which another machine may go on."""
+
+    actors: ActorRange
+    """How many generation instances a step may use."""
+    takes_turns: bool = False
+    """Whether the stages' instances can't all have GPUs at once."""
+    draining_seconds: float = 0.0
+    """What an instance that is let go is charged until it is gone, as far as the platform knows."""
+    contention: Callable[[], Contention] = lambda: ALONE
+    """Asked, for each plan, for what other jobs leave of the GPUs."""
+    gpu: str | None = None
+    """The kind of its instances' GPUs, where it is known. The first plans rest on its tables."""
+
+
 def open_run(
     job: RLHFJob,
     folder: JobFolder,
@@ -99,27 +115,18 @@ def open_run(
     status: RLHFJobStatus,
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
-    *,
-    actors: ActorRange,
-    takes_turns: bool = False,
-    draining_seconds: float = 0.0,
-    contention: Callable[[], Contention] = lambda: ALONE,
-    gpu: str | None = None,
+    gpus: AvailableGpus,
 ) -> tuple[TrainingRun, StepJournal]:
-    """A driver's run of a job, and its journal.
+    """Open a driver's run of a job, and its journal.
 
     Args:
         lease: this driver's right to the job.
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
-        actors: how many generation instances a step may use.
-        takes_turns: whether the stages' instances can't all have GPUs at once.
-        draining_seconds: what an instance that is let go is charged until it is gone, as far as the platform knows.
-        contention: asked, for each plan, for what other jobs leave of the GPUs.
-        gpu: what the GPUs of its instances are, where that is known: its first plans rest on their tables.
+        gpus: those that the job's instances have.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, actors, contention, latency=starting_latency(job, gpu))
+    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=starting_latency(job, gpus.gpu))
     relays = Relays()
 
     def on_state(change: StateChange) -> None:
@@ -129,9 +136,10 @@ def open_run(
 
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
-    capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=takes_turns, draining_seconds=draining_seconds)
-    prefixes = PrefixChoice(job.spec, actors, cost_model.history)
-    requests = RequestBuilder(job, folder, status.uid, sleeps=takes_turns, shares_prefixes=lambda: prefixes.able)
+    sleeps = gpus.takes_turns
+    capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=sleeps, draining_seconds=gpus.draining_seconds)
+    prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
+    requests = RequestBuilder(job, folder, status.uid, sleeps=sleeps, shares_prefixes=lambda: prefixes.able)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would have the GPUs that they need.
     plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces)

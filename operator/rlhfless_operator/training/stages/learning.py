@@ -6,7 +6,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from rlhfless_functions.api import BatchReference, Event, LearnResult, Learnt, Published, Started, Waiting
+from rlhfless_functions.api import (
+    BatchReference,
+    Event,
+    LearnRequest,
+    LearnResult,
+    Learnt,
+    Published,
+    Started,
+    Waiting,
+)
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
@@ -227,7 +236,6 @@ class Learning:
         """Ask the learners. Those that lost their memory replay the batches since the newest checkpoint."""
         run, journal, size = self._run, self._journal, self._run.learners
         replay = journal.batches_since_checkpoint(batch.step)
-        total_steps = run.prompts.total_steps
         self._asked = True
         retries = 0
         while True:
@@ -237,22 +245,7 @@ class Learning:
                 counts["learning/instances_chosen"] = float(size.chosen)
             self._listener.begins(counts)
             await run.capacity.use("learning", count, run.learner_preload)
-            requests = [
-                run.requests.learn(
-                    journal.status,
-                    batch,
-                    replay,
-                    journal.settings,
-                    total_steps,
-                    checkpoint_due=checkpoint_due(run.spec, batch.step, total_steps),
-                    attempt=self._attempts,
-                    following=following,
-                    gang=gang,
-                    before=self._unpublished,
-                    publish_beside=self._beside and gang is None,
-                )
-                for gang in run.requests.gang(batch.step, count)
-            ]
+            requests = self._requests(batch, replay, count, following)
             # An earlier one may have been let go after several attempts, and none is to have its name.
             self._attempts += 1
             # The first instance publishes.
@@ -268,30 +261,61 @@ class Learning:
                 return _with_more(LearnResult.model_validate(result), counts)
             except GangIncompleteError as error:
                 if size.miss(error.there):
-                    await run.capacity.give_up("learning", count - size.now)
-                    run.progress.note(
-                        f"step {batch.step}: {error.there} of {count} learning instances came within"
-                        f" learning.gangTimeout; going on with {size.now}"
-                    )
+                    came = f"{error.there} of {count} learning instances came within learning.gangTimeout"
+                    await self._go_on_with_fewer(batch.step, count, f"{came}; going on with {size.now}")
                     continue
                 lost: AttemptError = InstanceLostError(size.absence(error.there, count))
             except GangBrokenError as error:
                 lost = error.error
-                lacks_memory = isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory"
-                if lacks_memory and size.exceed(count, str(lost)):
-                    run.cost_model.learners_too_few(count)
-                    reason = f"{count} had too little memory"
-                    chosen = LearnersStatus(step=batch.step, instances=size.now, reason=reason)
-                    await journal.update_status(learners=chosen)
-                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+                if await self._has_more_memory(batch.step, count, lost):
                     continue
                 if error.lost and count > 1:
                     size.fall_to(count - error.lost)
-                    await run.capacity.give_up("learning", count - size.now)
-                    run.progress.note(f"step {batch.step}: {lost}; taken again with {size.now} learning instances")
+                    again = f"{lost}; taken again with {size.now} learning instances"
+                    await self._go_on_with_fewer(batch.step, count, again)
             retries += 1
             check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _requests(
+        self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None
+    ) -> list[LearnRequest]:
+        """Return the request for each of so many learning instances."""
+        run, journal, total_steps = self._run, self._journal, self._run.prompts.total_steps
+        return [
+            run.requests.learn(
+                journal.status,
+                batch,
+                replay,
+                journal.settings,
+                total_steps,
+                checkpoint_due=checkpoint_due(run.spec, batch.step, total_steps),
+                attempt=self._attempts,
+                following=following,
+                gang=gang,
+                before=self._unpublished,
+                publish_beside=self._beside and gang is None,
+            )
+            for gang in run.requests.gang(batch.step, count)
+        ]
+
+    async def _go_on_with_fewer(self, step: int, count: int, why: str) -> None:
+        """Give up the instances beyond those that a step is taken with from now on."""
+        run = self._run
+        await run.capacity.give_up("learning", count - run.learners.now)
+        run.progress.note(f"step {step}: {why}")
+
+    async def _has_more_memory(self, step: int, count: int, lost: AttemptError) -> bool:
+        """Choose more learning instances where so many had too little memory; return whether there may be more."""
+        run, size = self._run, self._run.learners
+        lacks_memory = isinstance(lost, TaskFailedError) and lost.reason == "out_of_memory"
+        if not lacks_memory or not size.exceed(count, str(lost)):
+            return False
+        run.cost_model.learners_too_few(count)
+        chosen = LearnersStatus(step=step, instances=size.now, reason=f"{count} had too little memory")
+        await self._journal.update_status(learners=chosen)
+        run.progress.note(f"step {step}: {lost}; taken again with {size.now} learning instances")
+        return True
 
 
 class _Listener:

@@ -69,40 +69,13 @@ async def prepare(
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.
     """
-    at_once = instances.actors
-    waiting: list[CompleteGroup] = []
+    chunks = _Chunks(expected, instances.actors, outcome, shrink=on_prepared is not None)
     # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
     numbers = itertools.count(len(outcome.chunks))
     telling = asyncio.Lock()
-    arrived = asyncio.Event()
-    ended = False
-
-    def next_size() -> int:
-        left = expected - len(outcome.groups) if on_prepared is not None else expected
-        return chunk_size(len(waiting), left, at_once, ended=ended)
-
-    async def collect() -> None:
-        nonlocal ended
-        try:
-            async for group in groups:
-                if group.prompt not in outcome.groups:
-                    waiting.append(group)
-                arrived.set()
-        finally:
-            ended = True
-            arrived.set()
 
     async def work() -> None:
-        while not ended or waiting:
-            size = next_size()
-            if not size:
-                arrived.clear()
-                await arrived.wait()
-                continue
-            # A chunk's content depends on timing, but what is computed for a group must not: the function passes each
-            # group through the models by itself.
-            chunk = sorted(waiting[:size], key=lambda group: group.prompt)
-            del waiting[:size]
+        while (chunk := await chunks.next()) is not None:
             part = f"{_CHUNK}{driver}-{next(numbers):04d}"
             await instances.turn()
             began = time.monotonic()
@@ -119,11 +92,54 @@ async def prepare(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(collect())
-            for _ in range(at_once):
+            tasks.create_task(chunks.collect(groups))
+            for _ in range(instances.actors):
                 tasks.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+class _Chunks:
+    """The groups of a step, cut into chunks as they come.
+
+    Args:
+        expected: number of groups to come, which sets the size of a chunk.
+        at_once: chunks that are prepared at a time.
+        outcome: groups that are in it are passed over.
+        shrink: whether chunks become smaller towards the end.
+    """
+
+    def __init__(self, expected: int, at_once: int, outcome: PreparationOutcome, *, shrink: bool) -> None:
+        self._expected, self._at_once, self._outcome, self._shrink = expected, at_once, outcome, shrink
+        self._waiting: list[CompleteGroup] = []
+        self._arrived = asyncio.Event()
+        self._ended = False
+
+    async def collect(self, groups: AsyncIterator[CompleteGroup]) -> None:
+        """Take in groups until there are no more."""
+        try:
+            async for group in groups:
+                if group.prompt not in self._outcome.groups:
+                    self._waiting.append(group)
+                self._arrived.set()
+        finally:
+            self._ended = True
+            self._arrived.set()
+
+    async def next(self) -> list[CompleteGroup] | None:
+        """Wait for enough groups for a chunk, and return them; None once there are no more."""
+        while not self._ended or self._waiting:
+            left = self._expected - len(self._outcome.groups) if self._shrink else self._expected
+            size = chunk_size(len(self._waiting), left, self._at_once, ended=self._ended)
+            if size:
+                # A chunk's content depends on timing, but what is computed for a group must not: the function passes
+                # each group through the models by itself.
+                chunk = sorted(self._waiting[:size], key=lambda group: group.prompt)
+                del self._waiting[:size]
+                return chunk
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
 
 
 def _request(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
+from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
@@ -84,19 +85,11 @@ async def roll_out(
         StageFailedError: generation or preparation can't be done.
         UnscorableError: too few of the samples have a reward.
     """
-    recorded = run.folder.result("batch", task.step)
-    # Asked beside each other: a store takes its time for each question, and instances wait.
-    is_recorded, sinks, prepared = await asyncio.gather(
-        asyncio.to_thread(artifacts.exists, recorded),
-        asyncio.to_thread(_sinks_before, run.folder.rollouts(task.step, "training")),
-        asyncio.to_thread(prepared_before, run.folder.batches(task.step, "training")),
-    )
-    if is_recorded:
-        batch = StepBatch.model_validate(artifacts.read_json(recorded))
+    recorded, generated, prepared = await _made_before(run, task)
+    if recorded is not None:
         if task.prompts is None:
-            run.prompts.go_to(batch.cursor)
-        return batch
-    generated = GenerationOutcome(sinks=sinks)
+            run.prompts.go_to(recorded.cursor)
+        return recorded
     samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
     replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
     groups = run.spec.batch.prompts_per_step if task.prompts is None else len(task.prompts)
@@ -105,9 +98,9 @@ async def roll_out(
     journal: PieceJournal | None = None
     while rounds.count:
         if task.prompts is None:
-            prompts = drawn = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
+            prompts = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
         else:
-            prompts = drawn = list(task.prompts)
+            prompts = list(task.prompts)
         # Another rollout may draw before this one is complete.
         cursor = run.prompts.cursor.state()
         plan = run.plans.plan(prompts, samples, "training")
@@ -121,7 +114,7 @@ async def roll_out(
             reference = _reference(task.step, prepared, prompts, samples)
             journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
             on_planned(reference, plan, journal)
-        examples = training_examples(drawn, run.spec.tracking.sample_groups, samples)
+        examples = training_examples(prompts, run.spec.tracking.sample_groups, samples)
         preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples, journal)
         rounds.settle(prompts, lambda prompt: prepared.groups[prompt].teaches)
         if note := rounds.note(task.step):
@@ -139,6 +132,21 @@ async def roll_out(
         rounds=rounds.done,
         replaced_groups=rounds.replaced,
     )
+
+
+async def _made_before(
+    run: TrainingRun, task: RolloutTask
+) -> tuple[StepBatch | None, GenerationOutcome, PreparationOutcome]:
+    """Return what earlier drivers have made of a rollout: its record if it is complete, and what there is of it."""
+    recorded = run.folder.result("batch", task.step)
+    # Asked beside each other: a store takes its time for each question, and instances wait.
+    is_recorded, sinks, prepared = await asyncio.gather(
+        asyncio.to_thread(artifacts.exists, recorded),
+        asyncio.to_thread(_sinks_before, run.folder.rollouts(task.step, "training")),
+        asyncio.to_thread(prepared_before, run.folder.batches(task.step, "training")),
+    )
+    batch = StepBatch.model_validate(artifacts.read_json(recorded)) if is_recorded else None
+    return batch, GenerationOutcome(sinks=sinks), prepared
 
 
 async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: PreparationOutcome) -> None:
@@ -181,70 +189,28 @@ async def generate_and_prepare(
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
-        reads = ReadsOfVersion(run.weights_traffic)
         sharing = _sharing(run, task, plan) if all_at_once else None
         generated.shares_prefixes |= sharing is not None
-        settings = _generation_settings(run, task, plan, reads, sharing)
-        migration = run.cost_model.open_migration(plan)
-
-        def on_event(actor: str, event: Event) -> None:
-            run.progress.event(event)
-            reads(actor, event)
-            run.relays.heard(event, reads.version_of(actor))
+        generation = _generation(run, task, plan, generated, generators, sharing)
 
         async def groups() -> AsyncGenerator[CompleteGroup, None]:
             nonlocal generated_at
-            async for group in generate(
-                run.platform,
-                plan.shares,
-                generated,
-                settings,
-                migration=migration,
-                instances=generators,
-                on_event=on_event,
-            ):
+            async for group in generation:
                 yield group
             generated_at = time.monotonic()
             if task.purpose == "training":
                 run.progress.stage("preparation", step=task.step)
 
-        def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
-            samples = [sample for group in chunk for sample in group.samples]
-            visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
-            rollouts = sorted({uri for group in chunk for uri in group.parts})
-            return run.requests.prepare(
-                task.step,
-                task.purpose,
-                task.policy.begun,
-                task.critic,
-                part,
-                attempt,
-                samples,
-                rollouts,
-                visits,
-                examples,
-                by_group=task.on_prepared is not None,
-            )
-
-        async def note(result: PrepareResult) -> None:
-            if task.on_prepared is not None:
-                task.on_prepared(result)
-            if journal is None:
-                return
-            prompts = [group.prompt for group in result.groups]
-            tasks = samples_of(prompts, run.spec.batch.samples_per_prompt)
-            await asyncio.to_thread(journal.prepared, tasks, result.part)
-
         await prepare(
             run.platform,
             groups(),
             len(plan.estimates),
-            make_request,
+            _preparation_requests(run, task, plan, examples),
             prepared,
             instances=preparers,
             driver=run.driver,
             retries=run.spec.limits.retries,
-            on_prepared=note if journal is not None or task.on_prepared is not None else None,
+            on_prepared=_on_prepared(run, task, journal),
         )
     run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
@@ -258,12 +224,35 @@ def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> Prefi
     return sharing if sharing is not None and run.prefixes.used(sharing) else None
 
 
-def _generation_settings(
+def _generation(
     run: TrainingRun,
     task: RolloutTask,
     plan: GenerationPlan,
-    reads: ReadsOfVersion,
+    generated: GenerationOutcome,
+    instances: Part,
     sharing: PrefixSharing | None,
+) -> AsyncGenerator[CompleteGroup, None]:
+    """Return the groups of a plan as they become complete."""
+    reads = ReadsOfVersion(run.weights_traffic)
+
+    def on_event(actor: str, event: Event) -> None:
+        run.progress.event(event)
+        reads(actor, event)
+        run.relays.heard(event, reads.version_of(actor))
+
+    return generate(
+        run.platform,
+        plan.shares,
+        generated,
+        _generation_settings(run, task, reads, sharing),
+        migration=run.cost_model.open_migration(plan),
+        instances=instances,
+        on_event=on_event,
+    )
+
+
+def _generation_settings(
+    run: TrainingRun, task: RolloutTask, reads: ReadsOfVersion, sharing: PrefixSharing | None
 ) -> GenerationSettings:
     tokens = run.prompts.tokens(task.purpose)
     weights, draft_steps = task.policy, run.draft_history.steps_for
@@ -291,6 +280,47 @@ def _generation_settings(
         weights=weights,
         is_worth_switching=run.cost_model.is_worth_switching,
     )
+
+
+def _preparation_requests(
+    run: TrainingRun, task: RolloutTask, plan: GenerationPlan, examples: Collection[SampleTask]
+) -> Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest]:
+    """Return what makes the request for a chunk: by the name of its part, the attempt, and its groups."""
+    visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
+
+    def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
+        return run.requests.prepare(
+            task.step,
+            task.purpose,
+            task.policy.begun,
+            task.critic,
+            part,
+            attempt,
+            [sample for group in chunk for sample in group.samples],
+            sorted({uri for group in chunk for uri in group.parts}),
+            visits,
+            examples,
+            by_group=task.on_prepared is not None,
+        )
+
+    return make_request
+
+
+def _on_prepared(
+    run: TrainingRun, task: RolloutTask, journal: PieceJournal | None
+) -> Callable[[PrepareResult], Awaitable[None]] | None:
+    """Return what is told of every prepared chunk; None where nothing learns from groups as they come."""
+    if journal is None and task.on_prepared is None:
+        return None
+
+    async def tell(result: PrepareResult) -> None:
+        if task.on_prepared is not None:
+            task.on_prepared(result)
+        if journal is not None:
+            tasks = samples_of([group.prompt for group in result.groups], run.spec.batch.samples_per_prompt)
+            await asyncio.to_thread(journal.prepared, tasks, result.part)
+
+    return tell
 
 
 def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], samples: int) -> BatchReference:
