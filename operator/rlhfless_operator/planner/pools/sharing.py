@@ -96,68 +96,87 @@ def share(requests: Sequence[SlotRequest], pool: Pool, begun: int = 0) -> dict[t
     for request in requests:
         check_feasible(request, pool)
     sharers = [request for request in requests if request.gpus]
-    granted = {key_of(request): request.working for request in sharers}
-    held: dict[str, int] = defaultdict(int)
-    in_namespace: dict[str, int] = defaultdict(int)
-    for request in sharers:
-        held[request.job] += request.working * request.gpus
-        in_namespace[request.namespace] += request.working * request.gpus
-    free = pool.gpus - sum(held.values())
+    division = _Division(sharers, pool, begun)
+    hungry = [(request, False, request.wanted - request.working) for request in sharers]
+    hungry += [(request, True, request.kept) for request in sharers]
+    waiting = [(division.key(*entry), *entry) for entry in hungry if entry[2] > 0]
+    heapq.heapify(waiting)
+    while waiting:
+        recorded, request, kept, more = heapq.heappop(waiting)
+        if recorded != (key := division.key(request, kept, more)):
+            # Its job was given something since: it comes later now.
+            heapq.heappush(waiting, (key, request, kept, more))
+            continue
+        count = more if request.together else 1
+        if division.grant(request, count, kept=kept) and more > count:
+            more -= count
+            heapq.heappush(waiting, (division.key(request, kept, more), request, kept, more))
+    return division.granted | {
+        key_of(request): max(request.wanted, request.working) + request.kept for request in requests if not request.gpus
+    }
 
-    def key(request: SlotRequest, kept: bool, more: int) -> _Key:
-        overdue = not kept and granted[key_of(request)] == request.working and begun - request.since >= MOST_PASSED
+
+class _Division:
+    """The GPUs of a pool, as far as they are given out."""
+
+    def __init__(self, sharers: Sequence[SlotRequest], pool: Pool, begun: int) -> None:
+        self._sharers, self._pool, self._begun = sharers, pool, begun
+        self.granted = {key_of(request): request.working for request in sharers}
+        self._held: dict[str, int] = defaultdict(int)
+        self._in_namespace: dict[str, int] = defaultdict(int)
+        for request in sharers:
+            self._held[request.job] += request.working * request.gpus
+            self._in_namespace[request.namespace] += request.working * request.gpus
+        self._free = pool.gpus - sum(self._held.values())
+        self._of_pool: _Reserve | None = None
+        self._of_namespaces: dict[str, _Reserve] = {}
+
+    def key(self, request: SlotRequest, kept: bool, more: int) -> _Key:
+        """Return a request's place in the order.
+
+        Args:
+            kept: whether it is for instances that are good to have.
+            more: instances that it still lacks.
+        """
+        overdue = self.granted[key_of(request)] == request.working and self._begun - request.since >= MOST_PASSED
+        overdue = overdue and not kept
         # A gang that is kept is within its job's fair part as a whole or not at all.
-        before = held[request.job] + (request.gpus * (more - 1) if kept and request.together else 0)
+        before = self._held[request.job] + (request.gpus * (more - 1) if kept and request.together else 0)
         order = (request.since, 0) if overdue else (0, before)
         return (-request.priority, not overdue, *order, kept, request.used, request.job, -request.place, request.stage)
 
-    def reserve(request: SlotRequest, gpus: int, total: int, others: Iterable[SlotRequest]) -> _Reserve:
+    def grant(self, request: SlotRequest, count: int, *, kept: bool) -> bool:
+        """Give a request so many instances; return False if there is nothing for it, now or later."""
+        gpus, namespace = count * request.gpus, request.namespace
+        reserves = [each for each in (self._of_pool, self._of_namespaces.get(namespace)) if each is not None]
+        if (kept and reserves) or not all(each.lets_pass(request, gpus) for each in reserves):
+            return False
+        quota = self._pool.namespaces.get(namespace)
+        if quota is not None and self._in_namespace[namespace] + gpus > quota:
+            if not kept and namespace not in self._of_namespaces:
+                beside = [each for each in self._sharers if each.namespace == namespace]
+                self._of_namespaces[namespace] = self._reserve(request, gpus, quota, beside)
+            return False
+        if gpus > self._free:
+            if not kept and self._of_pool is None:
+                self._of_pool = self._reserve(request, gpus, self._pool.gpus, self._sharers)
+            return False
+        self.granted[key_of(request)] += count
+        self._held[request.job] += gpus
+        self._in_namespace[namespace] += gpus
+        self._free -= gpus
+        for each in reserves:
+            each.passing += gpus
+        return True
+
+    def _reserve(self, request: SlotRequest, gpus: int, total: int, others: Iterable[SlotRequest]) -> _Reserve:
         """Return what others may have of `total` GPUs, of which a request waits for some."""
         earlier = passing = 0
         for other in others:
             later = sum(order >= request.since for order in other.begun)
             earlier += (other.working - later) * other.gpus
-            passing += (granted[key_of(other)] - other.working + later) * other.gpus
+            passing += (self.granted[key_of(other)] - other.working + later) * other.gpus
         return _Reserve(request.priority, total - gpus, earlier, passing)
-
-    hungry = [(request, False, request.wanted - request.working) for request in sharers]
-    hungry += [(request, True, request.kept) for request in sharers]
-    waiting = [(key(*entry), *entry) for entry in hungry if entry[2] > 0]
-    heapq.heapify(waiting)
-    of_pool: _Reserve | None = None
-    of_namespaces: dict[str, _Reserve] = {}
-    while waiting:
-        recorded, request, kept, more = heapq.heappop(waiting)
-        if recorded != key(request, kept, more):
-            # Its job was given something since: it comes later now.
-            heapq.heappush(waiting, (key(request, kept, more), request, kept, more))
-            continue
-        count = more if request.together else 1
-        gpus, namespace = count * request.gpus, request.namespace
-        reserves = [each for each in (of_pool, of_namespaces.get(namespace)) if each is not None]
-        if (kept and reserves) or not all(each.lets_pass(request, gpus) for each in reserves):
-            continue
-        quota = pool.namespaces.get(namespace)
-        if quota is not None and in_namespace[namespace] + gpus > quota:
-            if not kept and namespace not in of_namespaces:
-                beside = [each for each in sharers if each.namespace == namespace]
-                of_namespaces[namespace] = reserve(request, gpus, quota, beside)
-            continue
-        if gpus > free:
-            if not kept and of_pool is None:
-                of_pool = reserve(request, gpus, pool.gpus, sharers)
-            continue
-        granted[key_of(request)] += count
-        held[request.job] += gpus
-        in_namespace[namespace] += gpus
-        free -= gpus
-        for each in reserves:
-            each.passing += gpus
-        if more > count:
-            heapq.heappush(waiting, (key(request, kept, more - count), request, kept, more - count))
-    return granted | {
-        key_of(request): max(request.wanted, request.working) + request.kept for request in requests if not request.gpus
-    }
 
 
 def key_of(request: SlotRequest) -> tuple[str, str]:
