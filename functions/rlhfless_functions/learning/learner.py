@@ -236,16 +236,7 @@ class Learner:
             report = train_step(state, batch, request, step, go_on)
         else:
             begun = begun or StepInPieces(state, request, step)
-            try:
-                if journal is None:
-                    _add_pieces(begun, pieces_of(request.batch), step, go_on)
-                else:
-                    _add_pieces(begun, journal.pieces(begun.pieces, len(begun.samples)), step, go_on)
-            except LetGoError:
-                assert journal is not None
-                begun.seconds += time.monotonic() - training - journal.waited_seconds
-                self._begun = begun
-                raise
+            self._add_all_pieces(begun, request, journal, go_on)
             report, batch = begun.end(), TrainingBatch(begun.samples, request.algorithm, step)
         earlier = begun.seconds if begun is not None else 0.0
         seconds["seconds/train"] = time.monotonic() - training + earlier
@@ -272,6 +263,20 @@ class Learner:
         result = result_of(request, metrics | published_bytes(version_of(request), request.model, state) | seconds)
         # All instances return the same result.
         return result if request.gang is None else self._ranks.all(result)[0]
+
+    def _add_all_pieces(
+        self, begun: StepInPieces, request: LearnRequest, journal: FollowedJournal | None, go_on: Callable[[], None]
+    ) -> None:
+        """Learn from the pieces of a step, as they come if there is a journal. A step that is let go is kept."""
+        started, step = time.monotonic(), request.batch.step
+        pieces = pieces_of(request.batch) if journal is None else journal.pieces(begun.pieces, len(begun.samples))
+        try:
+            _add_pieces(begun, pieces, step, go_on)
+        except LetGoError:
+            assert journal is not None
+            begun.seconds += time.monotonic() - started - journal.waited_seconds
+            self._begun = begun
+            raise
 
     def _published(self, step: int, context: TaskContext) -> dict[str, float]:
         """Metrics of a step's publication once it has ended."""

@@ -60,6 +60,11 @@ def unknown_price(spec: JobFields, field: str) -> str | None:
     return None
 
 
+def price_ratio(prices: Mapping[Stage, Decimal], stage: Stage) -> float:
+    """Return what an instance of a stage costs, in instances of generation; 1 where generation costs nothing."""
+    return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
+
+
 def _instance_price(spec: JobFields, stage: Stage, gpus: int) -> Decimal:
     prices = spec.prices
     own: Decimal | None = getattr(prices.stages, stage)

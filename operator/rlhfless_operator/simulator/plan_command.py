@@ -8,6 +8,7 @@ from typing import Any
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_functions.settings.base import parse_duration, parse_money
+from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.devices import (
@@ -17,6 +18,7 @@ from rlhfless_operator.planner.latency.devices import (
     preparation_token_seconds,
 )
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
+from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.latency.roofline import ModelShape
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
@@ -100,20 +102,11 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
     """
-    spec, rehearsal = job.spec, job.spec.rehearsal
+    spec = job.spec
     hardware = find_hardware(job, question.gpu, question.gpus, around)
     gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
-    startup = question.startup_seconds
-    if startup is None:
-        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
-    named = question.model or (rehearsal.model if rehearsal else None)
-    shape = find_shape(
-        named or spec.model.source,
-        "model" if named else "model.source",
-        revision=None if named else spec.model.revision,
-        ask_hub=ask_hub,
-    )
-    instance = find_profile(shape, gpu, gpus, startup_seconds=startup)
+    shape = _shape(job, question, ask_hub)
+    instance = _instance(job, question, shape, hardware)
     drafts = _drafts(job, question)
     if drafts is not None:
         instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
@@ -144,7 +137,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors_at_most": actors.most,
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
-        "startup_seconds": startup,
+        "startup_seconds": instance.startup_seconds,
         "max_staleness": most_stale,
         "ahead": forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0})),
         "beside": beside,
@@ -165,6 +158,23 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
         "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
     }
+
+
+def _shape(job: RLHFJob, question: Question, ask_hub: AskHub | None) -> ModelShape:
+    """Return the shape of the model that is forecast."""
+    model, rehearsal = job.spec.model, job.spec.rehearsal
+    named = question.model or (rehearsal.model if rehearsal else None)
+    if named:
+        return find_shape(named, "model", revision=None, ask_hub=ask_hub)
+    return find_shape(model.source, "model.source", revision=model.revision, ask_hub=ask_hub)
+
+
+def _instance(job: RLHFJob, question: Question, shape: ModelShape, hardware: Hardware) -> InstanceProfile:
+    """Return what an instance of generation takes, without drafts."""
+    rehearsal, startup = job.spec.rehearsal, question.startup_seconds
+    if startup is None:
+        startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
+    return find_profile(shape, hardware.gpu, hardware.gpus, startup_seconds=startup)
 
 
 def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence[dict[str, Any]], gpus: int) -> None:
@@ -225,10 +235,7 @@ def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]
         learning: seconds, with the publication of the weights.
         prices: of an hour of an instance of each stage.
     """
-    if not prices["generation"]:
-        return Others(learning, preparation + learning, preparation=preparation, publishing=PUBLISHING_SECONDS)
-    ratios = {stage: float(price / prices["generation"]) for stage, price in prices.items()}
-    paid = preparation * ratios["preparation"] + learning * ratios["learning"]
+    paid = preparation * price_ratio(prices, "preparation") + learning * price_ratio(prices, "learning")
     return Others(learning, preparation + learning, paid, preparation, PUBLISHING_SECONDS)
 
 

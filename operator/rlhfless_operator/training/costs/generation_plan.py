@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rlhfless_functions.api import EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile, Latency
@@ -54,13 +55,14 @@ def training_of(spec: RLHFJobSpec, history: History, learners: Sequence[LearnerO
     """
     preparation = spec.preparation.instances
     accumulation = history.mean("learning/token") if follows else 0.0
+    prices = spec.instance_prices
     return Training(
         gpus=1,
         token_gpu_seconds=history.mean("preparation/token"),
         start_seconds=0.0,
         update_seconds=0.0,
-        preparation_price=_price_ratio(spec, "preparation"),
-        learning_price=_price_ratio(spec, "learning"),
+        preparation_price=price_ratio(prices, "preparation"),
+        learning_price=price_ratio(prices, "learning"),
         preparers=tuple(sizes(preparation.min, preparation.max)),
         preparer_idle_seconds=_idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
@@ -98,12 +100,6 @@ def in_tasks(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], cont
         for share in longest_first(planned.generation.shares)
     ]
     return GenerationPlan(planned, shares, estimates, contention.wanted)
-
-
-def _price_ratio(spec: RLHFJobSpec, stage: Stage) -> float:
-    """Return what an instance of a stage costs, in instances of generation; 1 where generation costs nothing."""
-    prices = spec.instance_prices
-    return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
 
 
 def _idle_seconds(history: History, stage: Stage) -> float:
