@@ -2,7 +2,7 @@
 
 From the top down:
 
-- `driver`: start a job, or resume it, and end it in every way that a job ends.
+- `driver`: start or resume a job, and end it in every way that a job ends.
 - `loop`: take one step after another.
 - `asynchronous/`: the same for a job that generates ahead of its learner.
 - `stages/`: roll out, prepare, learn, evaluate and export.

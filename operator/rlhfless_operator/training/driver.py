@@ -1,4 +1,4 @@
-"""One driver from its start to its end: takes the lease, opens the run, trains, and leaves a true status behind."""
+"""One driver from start to end: it takes the lease, opens the run, trains, and leaves a true status behind."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ _BEFORE_THE_FIRST_STEP = (
     *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
     *("traces", "journal", "metrics.jsonl", "samples.jsonl"),
 )
-"""What may have been made from them before a first step is done."""
+"""Folders and files that may have been made before a first step is done."""
 _RELEASE_SECONDS = 30.0
-"""Longest time from letting an instance go until it is told to end."""
+"""Longest seconds from letting an instance go until it is told to end."""
 
 
 class JobChangedError(UserError):
-    """The document is not the one that the job was begun with.
+    """The document differs from the one that the job was begun with.
 
     Args:
         fields: the parts that changed.
@@ -66,7 +66,7 @@ async def drive(
     budget: Callable[[], BudgetSpec | None] | None = None,
     on_finished: Callable[[], Awaitable[None]] | None = None,
 ) -> dict[str, Any]:
-    """Run a job to its end, or on from where it is; returns its summary.
+    """Run a job to its end, or resume it; return its summary.
 
     Args:
         gpus: those that the job's instances have.
@@ -79,7 +79,7 @@ async def drive(
         LeaseLostError: another driver has taken it over.
         StageFailedError: it failed; the status says so too.
         JobChangedError: it was begun with another document.
-        TrackingError: a tracker that it asks for can't be had.
+        TrackingError: a tracker that it asks for is not available.
         DeadlineExceededError: `spec.activeDeadline` has passed.
         BudgetExhaustedError: the next step would take it past `spec.budget`; the status says that it is suspended.
         StoreUnavailableError: the artifact store does not answer.
@@ -98,7 +98,7 @@ async def drive(
         await _write_summary(job, folder, journal)
         return summarize(job, journal.status, journal.records)
     finally:
-        # Where even this can't be written the lease expires, and what went wrong before is what the user should read.
+        # If even this can't be written the lease expires. The user should read the first error.
         with contextlib.suppress(artifacts.ArtifactError):
             await asyncio.to_thread(lease.release)
 
@@ -172,7 +172,7 @@ def _open_tracking(run: TrainingRun, journal: StepJournal) -> Tracking:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the artifact store did not answer, and may do so again without anyone's doing."""
+    """Return whether the artifact store did not answer, and may do so again by itself."""
     return isinstance(error, StoreUnavailableError) or (isinstance(error, artifacts.ArtifactError) and error.retryable)
 
 
@@ -188,7 +188,7 @@ async def _settle(journal: StepJournal, draining_seconds: float) -> None:
 
 async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) -> None:
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
-        # A summary of what is not written down would tell too much.
+        # A summary must not include what is not written down.
         await journal.written()
         await asyncio.to_thread(journal.lease.check)
         summary = summarize(job, journal.status, journal.records)
@@ -202,7 +202,7 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
         differing = changes_between(before, job)
         changed = [name for name in (*FIXED_FIELDS, "rehearsal") if any(change.within(name) for change in differing)]
         if changed and not (status and status.step):
-            # Nothing is learnt yet, so nothing is lost: a fault that the first step met can be mended in the document.
+            # Nothing is learnt yet, so nothing is lost: a fault in the first step can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:
                 artifacts.remove(folder.file(name))
             status = _anew(status)
@@ -215,12 +215,12 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
 
 
 def begun_with(job: RLHFJob, folder: JobFolder, *, except_for: Collection[str] = ()) -> bool:
-    """Whether the job was last driven with this very document, but for some parts of its spec."""
+    """Return whether the job was last driven with this very document, except for some parts of its spec."""
     driven = artifacts.exists(folder.file("job.yaml"))
     return driven and all(any(map(change.within, except_for)) for change in changes_since(job, folder))
 
 
 def _anew(status: RLHFJobStatus | None) -> RLHFJobStatus:
-    """A new incarnation, which owes what the one before has spent."""
+    """Return the status of a new incarnation, which owes what the one before has spent."""
     spent = ("seconds", "instance_seconds", "gpu_seconds", "idle_seconds", "cost")
     return RLHFJobStatus(uid=new_uid(), **({name: getattr(status, name) for name in spent} if status else {}))

@@ -24,8 +24,9 @@ from rlhfless_operator.training.stages.rollout_record import record_rollout
 
 
 async def train(run: TrainingRun, journal: StepJournal) -> None:
-    """Drive a job from wherever it is to its end. Every line may be the last that this driver gets to: the next one
-    reads the status and the artifact store, and goes on from there.
+    """Drive a job to its end from its newest status.
+
+    The driver may end after any line. The next one reads the status and the artifact store, and continues from there.
 
     Raises:
         StageFailedError: a stage can't be done; the message is for the user.
@@ -39,7 +40,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     data |= journal.outlook(journal.status.model_copy(update={"steps": total_steps}))
     await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="", **data)
     if journal.status.step < total_steps:
-        # A model that a shorter run of this job had exported is not this one's.
+        # A shorter run of this job may have exported a model that is not this one's.
         artifacts.remove(run.folder.export)
 
     if run.spec.asynchronous is None:
@@ -67,7 +68,7 @@ async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
 
 
 async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[StepBatch, LearnResult]:
-    """One update of the policy; returns how its rollout went, and the new weights."""
+    """Update the policy once; return the rollout's record and the new weights."""
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
     journal.enter("generation")
     await choose_learners(run, journal, step)
@@ -77,7 +78,7 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
         rollout = await roll_out(run, task, learning.expect)
         journal.enter("learning")
         await learning.begin(rollout.batch)
-        # While the learner works there is time to write the rollout down, to learn from it, and to plan.
+        # While the learner works there is time to record the rollout, to learn from it, and to plan.
         if not isinstance(rollout, StepBatch):
             rollout = record_rollout(run, rollout)
             journal.keep_batch(step, rollout)

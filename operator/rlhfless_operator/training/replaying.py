@@ -1,4 +1,4 @@
-"""Learning a run's steps again from what it kept, to see whether its weights come out."""
+"""The replay of a run: learn its steps again from what it kept, and compare the weights."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -24,14 +24,14 @@ class NotReplayableError(UserError):
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of a run's steps when they were taken again."""
+    """The result of a replay."""
 
     steps: int
-    """How many they were."""
+    """Number of steps."""
     files: int
-    """Files of the weights, and of the critic where there is one."""
+    """Number of files of the weights, and of the critic if there is one."""
     differing: list[str]
-    """Those of them that are not the same bit for bit."""
+    """Names of the files that are not the same bit for bit."""
 
 
 async def replay(
@@ -43,7 +43,7 @@ async def replay(
         job: the document that the run was last driven with.
         folder: of the run.
         status: as its last driver left it.
-        platform: where a learner can be had.
+        platform: provides a learner.
         keep: whether the replay's weights stay, in the folder `replay` of the run.
 
     Raises:
@@ -75,7 +75,7 @@ async def replay(
 
 
 def kept_batch(folder: JobFolder, step: int) -> BatchReference:
-    """What a step of a run learnt from, in the order of learning.
+    """Return the batch that a step of a run learnt from, in the order of learning.
 
     Raises:
         NotReplayableError: it is not there any more.
@@ -110,7 +110,7 @@ def _request(
     requests: RequestBuilder, folder: JobFolder, status: RLHFJobStatus, batches: list[BatchReference], attempt: int
 ) -> LearnRequest:
     *earlier, last = batches
-    # The learner starts from the model as given, and replays.
+    # The learner starts from the model as given, and repeats the steps.
     base = WeightsReference(version=last.step - 1, uri=folder.weights(last.step - 1)) if earlier else None
     begin = status.model_copy(update={"weights": base, "checkpoint": None})
     history = read_settings_history(folder)
@@ -118,7 +118,7 @@ def _request(
 
 
 def _compared(first: WeightsReference, second: WeightsReference) -> list[tuple[str, bool]]:
-    """The files of two versions, and whether they are the same in both."""
+    """Compare the files of two versions. Return each with whether it is the same in both."""
     found = [artifacts.manifest(each.adapter or each.uri) for each in (first, second)]
     files, again = ({} if each is None else each.files for each in found)
     return [

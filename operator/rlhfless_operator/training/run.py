@@ -1,4 +1,4 @@
-"""What a driver trains a job with: everything that does not change while it does."""
+"""The objects with which a driver trains a job. None of them is replaced while it does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,53 +30,54 @@ from rlhfless_operator.training.requests.builder import RequestBuilder
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A job as one driver has it in hand. How far it is stands in the journal."""
+    """A job as one driver has it in hand. The journal has its progress."""
 
     job: RLHFJob
     """The job with resolved paths."""
     folder: JobFolder
-    """Where its artifacts are."""
+    """Folder of its artifacts."""
     requests: RequestBuilder
     platform: Platform
-    """Where the functions run."""
+    """Platform that runs the functions."""
     capacity: Capacity
-    """What asks the platform for instances."""
+    """Instances that the loop asks the platform for."""
     generators: InstanceQueue
-    """Which actors have one, of all rollouts under way."""
+    """Generation instances, shared by all rollouts under way."""
     preparers: InstanceQueue
-    """Whose groups are prepared."""
+    """Preparation instances, shared by all rollouts under way."""
     prompts: Prompts
-    """The datasets, and the position in the training data."""
+    """Datasets, and the position in the training data."""
     cost_model: CostModel
-    """What the job has learnt of its lengths, its instances and its stages."""
+    """Lengths, speeds and stage times that the job has learnt."""
     plans: StepPlans
     prefixes: PrefixChoice
-    """Whether actors share prefixes of prompts."""
+    """Choice of whether actors share prefixes of prompts."""
     learners: GangSize
-    """How many instances learn together."""
+    """Number of instances that learn together."""
     progress: LiveProgress
-    """What the terminal view looks at."""
+    """Progress that the terminal view shows."""
     driver: int
     """Number of this driver's lease."""
     relays: Relays
-    """Which instances pass new weights on."""
+    """Chain in which instances pass new weights on."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
-    """How far new weights went."""
+    """Bytes of new weights that were read."""
     draft_history: DraftHistory = field(default_factory=DraftHistory)
-    """Whose responses are there to draft from."""
+    """Steps whose responses are kept to draft from."""
 
     @property
     def spec(self) -> RLHFJobSpec:
-        """What the document asks for."""
+        """Spec of the job's document."""
         return self.job.spec
 
     @property
     def learner_preload(self) -> Preload:
-        """What a fresh learner starts from, before it reads a checkpoint."""
+        """Model that a fresh learner loads before it reads a checkpoint."""
         return Preload(self.spec.model, self.requests.initial)
 
     def position(self) -> dict[str, Any]:
-        """What a later driver needs besides the status: where the data is, and what was learnt to plan with."""
+        """Return the state that a later driver needs besides the status: the position in the data, and the learnt
+        costs."""
         return {
             "cursor": self.prompts.cursor.state(),
             **self.cost_model.state(),
@@ -85,7 +86,7 @@ class TrainingRun:
         }
 
     def restore(self, position: dict[str, Any]) -> None:
-        """Go on from a `position`."""
+        """Restore a `position`."""
         self.prompts.go_to(position["cursor"])
         self.cost_model.restore(position)
         self.draft_history.restore(position["drafts"])
@@ -141,7 +142,7 @@ def open_run(
     prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
     requests = RequestBuilder(job, folder, status.uid, sleeps=sleeps, shares_prefixes=lambda: prefixes.able)
     prompts = Prompts(job.spec, folder)
-    # A learner that waits for groups would have the GPUs that they need.
+    # A learner that waits for groups would hold the GPUs that they need.
     plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces)
     learners = GangSize(job.spec.learning.instances)
     if status.learners is not None and job.spec.chooses_learners:

@@ -7,19 +7,19 @@ from rlhfless_functions.api import SampleTask, WeightsReference
 
 @dataclass(frozen=True)
 class ActorAttempt:
-    """What an actor asks of an instance, once."""
+    """One request of an actor to an instance."""
 
     actor: str
-    """Its name."""
+    """Name of the actor."""
     number: int
-    """How many attempts it had before."""
+    """Number of attempts before this one."""
     weights: WeightsReference
-    """What it samples with."""
+    """Weights that the request samples with."""
     samples: list[SampleTask]
-    """What it has left, in the order of admission."""
+    """Unfinished samples, in the order of admission."""
     sink: str
-    """Folder that its rollout parts go to."""
+    """Folder that receives the rollout parts."""
     resume_from: list[str]
-    """Sinks and parts in which earlier requests may have left something of its samples."""
+    """Sinks and parts that may hold tokens of these samples from earlier requests."""
     known_until: dict[str, str]
-    """The newest part of each of these sinks that was announced."""
+    """Newest announced part of each of these sinks."""

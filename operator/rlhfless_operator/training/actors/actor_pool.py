@@ -13,42 +13,45 @@ from rlhfless_operator.training.actors.generated import Stretch
 
 @dataclass
 class Actor:
-    """One generation worker of a step: a share of samples, and the request that is under way for it."""
+    """One generation worker of a step: its share of the samples, and its current request."""
 
     number: int
     samples: list[SampleTask]
-    """What it holds, in the order of admission; those that are finished are still among them."""
+    """Samples in the order of admission. Finished ones may still be among them."""
     request: asyncio.Task[bool] | None = None
     has_instance: bool = False
-    """Whether its turn has come; from then on until it has nothing left."""
+    """Whether it has an instance. It keeps the instance until it has nothing left."""
     attempts: int = 0
     failures: int = 0
-    """Losses in a row without a sample finished in between."""
+    """Losses in a row without a finished sample in between."""
     cut_at: float | None = None
-    """When its request was cut by choice; None once it goes on."""
+    """Time at which its request was cut by choice; None once it has resumed."""
     weights: WeightsReference | None = None
-    """What its newest request samples with; None before its first one."""
+    """Weights of its newest request; None before the first one."""
     has_switched: bool = False
-    """Whether the request before that one sampled with older weights."""
+    """Whether the request before the newest one sampled with older weights."""
     prefetched_version: int | None = None
-    """The newest version that its instance is ready for, as it says itself; see `Progress.prefetched_version`."""
+    """Newest version that its instance reports to be ready for; see `Progress.prefetched_version`."""
     last_announced: int = 0
-    """The newest version that its request has told the instance of."""
+    """Newest version that its request has announced to the instance."""
 
     @property
     def name(self) -> str:
-        """The name that requests and sinks know it by."""
+        """Name of the actor in requests and sinks."""
         return f"actor-{self.number:04d}"
 
     def takes(self, weights: WeightsReference) -> None:
-        """Its next request samples with these weights."""
+        """Note that its next request samples with these weights."""
         self.has_switched = self.weights is not None and self.weights != weights
         self.weights = weights
         self.prefetched_version = None
 
     def is_ready_for(self, weights: WeightsReference) -> bool:
-        """Whether there is no reason to wait with these weights: its instance has them, cannot fetch them while it
-        decodes, or was not told of them and has all that it was told of."""
+        """Return whether it can switch to these weights without waiting for its instance to fetch them.
+
+        This is also so if the instance cannot fetch weights while it decodes, or was not told of these and has all that
+        it was told of.
+        """
         if self.prefetched_version is None:
             return True
         return self.prefetched_version >= min(weights.version, self.last_announced)
@@ -64,21 +67,21 @@ class Actor:
 
 
 class ActorPool:
-    """The actors that have anything left, by name. Numbers are never used twice."""
+    """The actors that have samples left, by name. Numbers are never used twice."""
 
     def __init__(self) -> None:
         self._actors: dict[str, Actor] = {}
         self._opened = 0
 
     def open(self, samples: Sequence[SampleTask]) -> Actor:
-        """A new actor with these samples."""
+        """Add an actor with these samples."""
         actor = Actor(self._opened, list(samples))
         self._opened += 1
         self._actors[actor.name] = actor
         return actor
 
     def release(self, actor: Actor) -> None:
-        """An actor has nothing left."""
+        """Remove an actor that has nothing left."""
         del self._actors[actor.name]
 
     def __getitem__(self, name: str) -> Actor:
@@ -93,26 +96,26 @@ class ActorPool:
 
 @dataclass
 class Heard:
-    """What one request has said of its samples."""
+    """The reports of one request about its samples."""
 
     begun: dict[Key, int]
-    """Response tokens that each sample had when the request began."""
+    """Response tokens of each sample at the start of the request."""
     tokens: dict[Key, int] = field(default_factory=dict)
     finished: int = 0
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
     prefixes: Mapping[str, float] = field(default_factory=dict)
-    """What it has sent and fetched of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    """Counts of shared prefixes that it sent and fetched; see `GenerationResult.shared_prefixes`."""
     first: float = math.inf
     last: float = -math.inf
 
     def now(self, tokens: dict[Key, int]) -> None:
-        """It generates, and has come so far: the first time, before it has decoded anything."""
+        """Note the tokens that it has generated so far. The first report comes before it decodes anything."""
         self.tokens.update(tokens)
         self.last = time.monotonic()
         self.first = min(self.first, self.last)
 
     def stretch(self) -> Stretch | None:
-        """What its speed can be learnt from; None if it said too little."""
+        """Return the measured stretch of generation; None if the request has reported too little."""
         if self.last <= self.first or not self.tokens:
             return None
         return Stretch(
@@ -126,5 +129,5 @@ class Heard:
 
 
 def key_of(sample: SampleTask) -> Key:
-    """The (prompt, index) of a sample."""
+    """Return the (prompt, index) of a sample."""
     return sample.prompt, sample.index

@@ -1,4 +1,4 @@
-"""What came of a step's generation: finished samples, complete groups, and what can be learnt about the instances."""
+"""The outcome of a step's generation: finished samples, complete groups, and measurements of the instances."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,92 +10,92 @@ from rlhfless_operator.planner.moves.migration import Key
 
 @dataclass(frozen=True)
 class CompleteGroup:
-    """A prompt whose samples are all published."""
+    """A prompt whose samples are all in the store."""
 
     prompt: int
     samples: list[SampleTask]
     lengths: list[int]
     """Response tokens of each sample."""
     parts: list[str]
-    """Rollout parts that hold them."""
+    """Rollout parts with the samples."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one request generated, and how long that took: what the speed of the instances can be learnt from."""
+    """The tokens that one request generated and the time that it took. The instances' speed is learnt from it."""
 
     begun: Mapping[Key, int]
-    """Response tokens that each of its samples had when it began."""
+    """Response tokens of each sample at the start of the request."""
     tokens: Mapping[Key, int]
-    """Response tokens that each had at its end, or when the request was last heard of."""
+    """Response tokens of each sample at its end, or at the last report of the request."""
     seconds: float
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
-    """How its tokens came about."""
+    """Counts of passes and drafted tokens."""
     fetched_tokens: float = 0.0
-    """Prompt tokens whose keys and values were another actor's."""
+    """Prompt tokens whose keys and values came from another actor."""
     waited_seconds: float = 0.0
-    """In which it waited for these with nothing else to do."""
+    """Seconds that it waited for these keys and values with nothing else to do."""
 
 
 @dataclass
 class GenerationOutcome:
-    """What the actors of a step did."""
+    """The outcome of a step's actors."""
 
     sinks: list[str]
-    """Folders with rollout parts of this step, of earlier drivers too."""
+    """Folders with rollout parts of this step, including those of earlier drivers."""
     lengths: dict[Key, int] = field(default_factory=dict)
     """Response tokens of every finished sample."""
     lost: int = 0
-    """Instances that were lost."""
+    """Number of lost instances."""
     cuts: int = 0
-    """Requests that were cut to move samples."""
+    """Number of requests that were cut to move samples."""
     switches: int = 0
-    """Requests that were cut to go on with newer weights."""
+    """Number of requests that were cut to continue with newer weights."""
     moved: int = 0
-    """Samples that became another actor's by choice."""
+    """Number of samples that were moved to another actor by choice."""
     tokens: int = 0
     """Response tokens of finished samples."""
     stretches: list[Stretch] = field(default_factory=list)
-    """One for each request that said something of its speed."""
+    """One for each request that reported enough to measure its speed."""
     weights_seconds: float = 0.0
-    """Longest that an engine took until it had the step's weights."""
+    """Longest time until an engine had the step's weights, in seconds."""
     weights_fetched: Counter[str] = field(default_factory=Counter)
-    """What all engines fetched of them from an object store; see `WeightsFetched`."""
+    """Counts of what all engines fetched of the weights from an object store; see `WeightsFetched`."""
     prefixes: Counter[str] = field(default_factory=Counter)
-    """What actors sent each other of shared prefixes; see `GenerationResult.shared_prefixes`."""
+    """Counts of shared prefixes that actors sent each other; see `GenerationResult.shared_prefixes`."""
     shares_prefixes: bool = False
-    """Whether actors were asked to share any. The engine of some can't, and tells of nothing."""
+    """Whether actors were asked to share prefixes. Some engines can't, and report none."""
     decoding: Counter[str] = field(default_factory=Counter)
-    """How tokens came about, of all requests; see `DecodeCounts`."""
+    """Counts of passes and drafted tokens over all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
-    """Seconds from each decision to move samples until a request went on with them."""
+    """Seconds from each decision to move samples until a request resumed them."""
     switch_pauses: list[float] = field(default_factory=list)
-    """The same where the request went on with newer weights, which had to be loaded."""
+    """Seconds from each decision to switch until a request resumed with newer weights, loading included."""
     room: EngineRoom | None = None
-    """The least that any instance has said to have room for; None while none has."""
+    """Least room that any instance has reported; None before the first report."""
     before: list[str] = field(init=False)
-    """Those of the sinks that were there at first: of earlier drivers, with which any sample may have been begun."""
+    """Sinks of earlier drivers. They may hold tokens of any sample."""
 
     def __post_init__(self) -> None:
         self.before = list(self.sinks)
 
     def has_room(self, room: EngineRoom) -> None:
-        """An instance has said what it has room for."""
+        """Note the room that an instance reports."""
         self.room = room if self.room is None else least_room(self.room, room)
 
     def decoded(self, counts: DecodeCounts) -> None:
-        """A request has come to an end, with these counts as it told last."""
+        """Add the final counts of a request."""
         self.decoding.update(counts.model_dump())
 
     def done(self, event: Done) -> None:
-        """A request has come to its end."""
+        """Note that a request has ended."""
         self.prefixes.update(event.result.get("shared_prefixes", {}))
         self.weights_fetched.update(event.result.get("weights_fetched", {}))
         self.weights_seconds = max(self.weights_seconds, event.result.get("weights_seconds", 0.0))
 
 
 def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
-    """What instances of both kinds have room for."""
+    """Return the room that both kinds of instances have."""
     return EngineRoom(
         sequences=min(one.sequences, other.sequences),
         kv_tokens=min(one.kv_tokens, other.kv_tokens),
@@ -109,8 +109,8 @@ class Completion:
 
     Args:
         shares: all samples that will be generated.
-        outcome: finished samples are written down there.
-        on_group: told of each group once.
+        outcome: receives the finished samples.
+        on_group: called once with each complete group.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Completion:
         self._finished: dict[int, dict[int, tuple[int, str]]] = {}
 
     def take(self, event: Samples) -> list[Key]:
-        """Samples were announced; returns those that had not been before."""
+        """Take in announced samples; return those that are new."""
         fresh = []
         for sample in event.samples:
             key = (sample.prompt, sample.index)

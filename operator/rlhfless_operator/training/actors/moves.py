@@ -1,4 +1,4 @@
-"""The move in progress: who is cut for it, and who has yet to end."""
+"""The move in progress: the actors that are cut for it, and those that have yet to end."""
 
 import time
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from rlhfless_operator.planner.moves.migration import Move
 
 _LOOK_SHARE = 0.05
-"""Most of the driver's time that may go into questions to the migration."""
+"""Largest share of the driver's time that the migration may use to decide."""
 
 
 class MoveInProgress:
-    """At most one set of moves is carried out at a time: its actors are cut, and go on once all of them have ended."""
+    """One set of moves at a time: its actors are cut, and resume once all of them have ended."""
 
     def __init__(self) -> None:
         self._look_at = float("-inf")
@@ -20,15 +20,16 @@ class MoveInProgress:
         """Actors that are cut for the moves."""
 
     def may_look(self, now: float) -> bool:
-        """Whether it is time to ask again: nothing is being moved, and the last question was long enough ago."""
+        """Return whether to ask the migration again: no move is in progress, and the last question was long enough
+        ago."""
         return not self.involved and now >= self._look_at
 
     def look_again_at(self, at: float) -> None:
-        """Ask no earlier than at this time."""
+        """Do not ask again before this time."""
         self._look_at = at
 
     def begin(self, moves: Sequence[Move], asked_at: float, look_seconds: float) -> None:
-        """These moves were decided on by a question that was asked at `asked_at`; without any, nothing begins.
+        """Begin these moves, which a question at `asked_at` decided on. Nothing begins if there are none.
 
         Args:
             look_seconds: least time until the next question.
@@ -43,14 +44,14 @@ class MoveInProgress:
         self._closing = set(self.involved)
 
     def involves(self, actor: str) -> bool:
-        """Whether an actor is cut and has not ended yet."""
+        """Return whether an actor is cut and has not ended yet."""
         return actor in self._closing
 
     def ended(self, actor: str) -> bool:
-        """An actor that was cut has ended; True if it was the last."""
+        """Note that an actor that was cut has ended; return True if it was the last."""
         self._closing.discard(actor)
         return not self._closing
 
     def finish(self) -> None:
-        """The moves are made."""
+        """Note that the moves are made."""
         self.moves, self.involved = (), []

@@ -15,11 +15,11 @@ class PreparationOutcome:
     groups: dict[int, GroupResult] = field(default_factory=dict)
     """Result of each prompt's group."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Metrics of all chunks, added up."""
+    """Sums of the chunks' metrics."""
     examples: list[ExampleSample] = field(default_factory=list)
     """Samples for people to read."""
     seconds: float = 0.0
-    """Seconds of all requests, over all instances."""
+    """Seconds of all requests, summed over the instances."""
 
     def add(self, result: PrepareResult) -> None:
         """Add the result of a chunk."""

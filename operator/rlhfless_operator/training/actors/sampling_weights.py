@@ -1,4 +1,5 @@
-"""Which weights a rollout's requests sample with, and which requests are cut for newer ones (`async.newWeights`)."""
+"""The weights that a rollout's requests sample with, and the requests that are cut for newer ones
+(`async.newWeights`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +11,22 @@ from rlhfless_functions.api import WeightsReference
 class SamplingWeights:
     """The weights of one rollout.
 
-    A request samples with one version from its beginning to its end. A switch ends a request and begins another.
+    One request samples with one version from start to end. A switch ends a request and begins another.
     """
 
     begun: WeightsReference
-    """What the rollout began with, as it is written down."""
+    """Recorded weights at the start of the rollout."""
     newest: Callable[[], WeightsReference] | None = None
-    """The newest weights that are written down, if requests take those; otherwise all of them take `begun`."""
+    """Returns the newest recorded weights, if requests may switch to them. Without it all requests use `begun`."""
     newer_versions: int = 0
-    """How many newer versions may be published while a request goes on, as far as is foreseen."""
+    """Expected number of newer versions that may be published during a request."""
 
     @property
     def now(self) -> WeightsReference:
-        """What a request that begins now samples with. It is never older than what an earlier one had."""
+        """Weights of a request that begins now. They are never older than those of an earlier one."""
         return self.newest() if self.newest is not None else self.begun
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version whose tokens a request keeps; None if it keeps tokens of its own version alone."""
+        """Oldest version whose tokens a request keeps; None if it keeps only tokens of its own version."""
         return self.begun.version if self.newest is not None else None

@@ -1,4 +1,4 @@
-"""Which sinks hold what of a step's samples: what a request that goes on with them has to read."""
+"""The stored parts of a step's samples, by sink: a request that resumes samples reads them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from rlhfless_operator.planner.moves.migration import Key
 
 @dataclass(frozen=True)
 class Places:
-    """Where a request finds what earlier ones have published of its samples."""
+    """The places where a request finds the stored tokens of its samples."""
 
     resume_from: list[str]
-    """Sinks, and of sinks whose parts were heard of the newest part with unfinished samples."""
+    """Sinks, then the newest announced part with unfinished samples of each."""
     known_until: dict[str, str]
-    """The newest part of each sink that its writer has announced."""
+    """Newest announced part of each sink."""
 
 
 class SinkIndex:
-    """Sinks of one step by the samples that they have something of.
+    """The sinks of one step, by the samples that they hold.
 
     Args:
-        before: sinks that earlier drivers of the step wrote to; any sample may be in any of them.
+        before: sinks of earlier drivers of the step. Any of them may hold any sample.
     """
 
     def __init__(self, before: Sequence[str]) -> None:
@@ -33,23 +33,23 @@ class SinkIndex:
         self._published: dict[Key, int] = {}
 
     def places(self, keys: Sequence[Key]) -> Places:
-        """Where a new request for these samples looks."""
+        """Return the places where a new request for these samples looks."""
         earlier = dict.fromkeys(sink for key in keys for sink in self._sinks_of[key])
         partials = [self._partials[sink] for sink in earlier if sink in self._partials]
         known = {sink: self._announced[sink] for sink in earlier if sink in self._announced}
         return Places([*self._before, *earlier, *partials], known)
 
     def opened(self, sink: str, keys: Sequence[Key]) -> None:
-        """A request for these samples writes to a new sink."""
+        """Note that a request for these samples writes to a new sink."""
         for key in keys:
             self._sinks_of[key].append(sink)
 
     def finished(self, sink: str, event: Samples) -> None:
-        """A part with finished samples is in a sink."""
+        """Note that a part with finished samples is in a sink."""
         self._announced[sink] = event.part
 
     def flushed(self, sink: str, event: Partial) -> None:
-        """A part with unfinished samples is in a sink. It holds all that earlier sinks have of them."""
+        """Note that a part with unfinished samples is in a sink. It holds all that earlier sinks have of them."""
         self._announced[sink] = self._partials[sink] = event.part
         for sample in event.samples:
             key = (sample.prompt, sample.index)
@@ -57,5 +57,5 @@ class SinkIndex:
             self._sinks_of[key] = [sink]
 
     def published_tokens(self, key: Key) -> int:
-        """Response tokens of an unfinished sample that are stored."""
+        """Return the number of stored response tokens of an unfinished sample."""
         return self._published.get(key, 0)

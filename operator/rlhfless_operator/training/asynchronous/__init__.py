@@ -1,1 +1,5 @@
-"""Jobs that generate ahead of their learner: `loop` takes the steps, `rollouts_ahead` fills the buffer."""
+"""Jobs that generate ahead of their learner.
+
+- `loop`: take the steps.
+- `rollouts_ahead`: generate and prepare ahead. `free_groups`: the groups that any later step may take.
+"""

@@ -1,4 +1,4 @@
-"""The groups of an asynchronous job that go on their own: begun, prepared, taken or dropped. No I/O."""
+"""The groups of an asynchronous job that any later step may take: begun, prepared, taken or dropped. No I/O."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -12,20 +12,20 @@ from rlhfless_operator.training.journal.async_journal import BegunRollout, Taken
 
 @dataclass(frozen=True)
 class PreparedGroup:
-    """What preparation says of a group."""
+    """The outcome of preparing one group."""
 
     result: GroupResult
     examples: Sequence[ExampleSample]
-    """Samples of it for people to read."""
+    """Its samples for people to read."""
 
 
 class FreeGroups:
-    """All groups of rollouts of which a later step may need any.
+    """The groups of all rollouts that later steps may still need.
 
     Args:
         size: groups of a step.
         most: the greatest staleness that is allowed.
-        rule: what happens where a group would exceed it.
+        rule: the action when a group would exceed it.
         done: steps that are done.
     """
 
@@ -34,22 +34,22 @@ class FreeGroups:
         self.changed = asyncio.Event()
         """Set when a group is prepared."""
         self.rollouts: dict[int, BegunRollout] = {}
-        """By number, those of which groups are left."""
+        """Rollouts with groups that are left, by number."""
         self.measured: set[int] = set()
-        """Those that are complete, and whose lengths are learnt from."""
+        """Complete rollouts whose lengths are learnt from."""
         self.last = done
-        """Number of the newest rollout that is begun."""
+        """Number of the newest rollout that has begun."""
         self._prepared: dict[GroupName, PreparedGroup] = {}
         self._taken: dict[GroupName, int] = {}
-        """Step that has taken a group; 0 for a group that was dropped and is generated anew."""
+        """Step that has taken each group; 0 for a group that was dropped and is generated again."""
         self._dropped: list[GroupName] = []
         self._uncounted = 0
-        """Dropped groups that rollouts make anew, and that no step's record counts."""
+        """Number of dropped groups that rollouts generate again and that no step's record counts yet."""
         self._oldest_of: dict[int, int] = {}
-        """Number of the oldest rollout that a step has taken groups of."""
+        """Number of the oldest rollout that each step has taken groups of."""
 
     def begin(self, begun: BegunRollout) -> None:
-        """A rollout begins, and it is written down."""
+        """Note that a rollout has begun and is written down."""
         assert begun.prompts is not None
         self.rollouts[begun.step] = begun
         self.last = max(self.last, begun.step)
@@ -61,7 +61,7 @@ class FreeGroups:
         self._uncounted += len(begun.again)
 
     def prepared(self, rollout: int, chunk: PrepareResult) -> None:
-        """A chunk of a rollout's groups is prepared."""
+        """Take in a prepared chunk of a rollout's groups."""
         begun = self.rollouts[rollout]
         for result in chunk.groups:
             name = GroupName(rollout, result.prompt)
@@ -74,41 +74,42 @@ class FreeGroups:
         self.changed.set()
 
     def choose(self, step: int) -> list[ChosenGroup] | None:
-        """The groups of a step; None while it waits."""
+        """Return the groups of a step; None while it has to wait."""
         self.drop(step)
         return self.buffer.choose(step)
 
     def take(self, taken: TakenStep) -> None:
-        """A step takes its groups, and it is written down."""
+        """Note that a step takes its groups, and that this is written down."""
         names = names_of(taken)
         self.buffer.taken(names)
         self._taken.update(dict.fromkeys(names, taken.step))
         self.remember(taken)
 
     def remember(self, taken: TakenStep) -> None:
-        """A learner may yet take this step again."""
+        """Keep the groups of a step that a learner may take again."""
         self._oldest_of[taken.step] = min(name.rollout for name in names_of(taken))
 
     def learnt(self, taken: TakenStep) -> list[PreparedGroup]:
-        """What preparation says of the groups of a step, as far as it is known."""
+        """Return the prepared groups of a step, as far as they are known."""
         return [self._prepared[name] for name in names_of(taken) if name in self._prepared]
 
     def drop(self, step: int) -> int:
-        """Drop what is too stale for a step; returns how many groups wait to be generated anew."""
+        """Drop the groups that are too stale for a step; return how many groups wait to be generated again."""
         stale = self.buffer.drop(step)
         self._dropped += stale
         return len(self._dropped)
 
     def count_dropped(self) -> int:
-        """Dropped groups that the rollouts which have begun since the last call make anew.
+        """Return how many dropped groups are generated again by the rollouts that have begun since the last call.
 
-        That is written down, and a drop alone is not: a later driver drops such a group again.
+        These are written down with the rollout. A drop alone is not: a later driver drops such a group again.
         """
         count, self._uncounted = self._uncounted, 0
         return count
 
     def next_rollout(self, groups: int) -> tuple[list[GroupName], int]:
-        """Return what the next rollout draws: the prompts of dropped groups, each prompt once, and so many others.
+        """Return the dropped groups whose prompts the next rollout draws again, each prompt once, and how many other
+        prompts it draws.
 
         Args:
             groups: of all steps of the job.
@@ -118,7 +119,7 @@ class FreeGroups:
     # --- what is kept ---
 
     def finish(self, step: int) -> None:
-        """A step is done, and its record made: forget rollouts of which nothing is left."""
+        """Forget the rollouts of which no group is left, after a step is done and its record made."""
         for rollout in [*self.rollouts]:
             if rollout < self._first(step):
                 names = [GroupName(rollout, prompt) for prompt in self.rollouts.pop(rollout).prompts or []]
@@ -128,7 +129,8 @@ class FreeGroups:
                 self.measured.discard(rollout)
 
     def state(self, step: int) -> dict[str, Any]:
-        """What `restore` needs once a step is done, as JSON values. What later steps have taken is in their files."""
+        """Return the JSON values that `restore` needs once a step is done. The groups that later steps have taken are
+        in their files."""
         first = self._first(step)
         return {
             "last": self.last,
@@ -145,7 +147,7 @@ class FreeGroups:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         for entry in state["rollouts"]:
             begun = BegunRollout.model_validate(entry["begun"])
             self.begin(begun)
@@ -159,7 +161,7 @@ class FreeGroups:
         self._uncounted = state["dropped"]
 
     def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
-        """What garbage collection keeps once a step is done.
+        """Return what garbage collection keeps once a step is done.
 
         Args:
             checkpoint: step of the newest checkpoint.
@@ -181,7 +183,7 @@ class FreeGroups:
         ]
 
     def _first(self, step: int) -> int:
-        """The oldest rollout that is not complete, or of which a group is left, once a step is done."""
+        """Return the oldest rollout that is incomplete or has groups left, once a step is done."""
         left = (
             number
             for number, begun in self.rollouts.items()
@@ -191,5 +193,5 @@ class FreeGroups:
 
 
 def names_of(taken: TakenStep) -> list[GroupName]:
-    """The groups that a step has taken."""
+    """Return the groups that a step has taken."""
     return [GroupName(group.rollout or taken.step, group.prompt) for group in taken.groups]

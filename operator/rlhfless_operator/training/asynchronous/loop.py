@@ -1,10 +1,10 @@
 """The asynchronous training loop: the learner takes one step after the other, while the next steps' groups are made.
 
-Generation and preparation of a step go on beside the learning of the steps before it (`rollouts_ahead.py`). Weights
-that are published while a step is generated are used from the next step on, or with `newWeights: switch` from the next
-token on. An evaluation's actors have the next instances that become free.
+Generation and preparation of later steps run while the learner works (`rollouts_ahead.py`). Weights that are published
+during a step's generation are used from the next step on, or with `newWeights: switch` from the next token on. An
+evaluation's actors have the next instances that become free.
 
-Weights are published beside the learning of the next step if its groups are there. The step is written down once they
+Weights are published during the learning of the next step if its groups are there. The step is written down once they
 are published, and before the next step is.
 """
 
@@ -51,11 +51,11 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
 
 @dataclass(frozen=True)
 class _Rollout:
-    """What a step learns from."""
+    """The groups that a step learns from."""
 
     taken: TakenStep
     whole: StepBatch | None
-    """The step's own rollout, where groups keep to their step."""
+    """The step's own rollout, if groups keep to their step."""
     held_up: bool
     """Whether the step had to wait for a group that would have become too stale."""
 
@@ -67,7 +67,7 @@ class _UnpublishedStep:
     batch: StepBatch
     learned: LearnResult
     learned_at: float
-    """When the learner was done with it, in monotonic seconds."""
+    """Time at which the learner finished it, in monotonic seconds."""
 
 
 class LearnedSteps:
@@ -75,9 +75,9 @@ class LearnedSteps:
 
     Args:
         run: the job in hand.
-        journal: where steps are written down.
-        ahead: has the groups of steps.
-        files: where it is written which groups a step takes.
+        journal: receives the finished steps.
+        ahead: has the groups of the steps.
+        files: receive the groups that each step takes.
     """
 
     def __init__(self, run: TrainingRun, journal: StepJournal, ahead: RolloutsAhead, files: AsyncJournal) -> None:
@@ -86,12 +86,12 @@ class LearnedSteps:
         self._ahead = ahead
         self._files = files
         self._choosing: asyncio.Task[_Rollout] | None = None
-        """The choice of the next step's groups."""
+        """Task that chooses the next step's groups."""
         self._unpublished: _UnpublishedStep | None = None
         """The step before, if it is not written down."""
 
     async def take(self, step: int) -> None:
-        """One update of the policy, once its groups are there. Returns once the step is written down, or once it is
+        """Update the policy once, when the step's groups are there. Return once the step is written down, or once it is
         learnt and the next step's groups are there.
 
         Raises:
@@ -119,7 +119,7 @@ class LearnedSteps:
                 assert rollout.whole is not None
                 batch = rollout.whole
             metrics = {**batch.metrics, "generation/staleness": taken.staleness}
-            # Only what the learner waited for held the step up.
+            # Only the time that the learner waited held the step up.
             changes = {"batch": taken.batch, "metrics": metrics, "seconds": {"generation": waited}}
             batch = batch.model_copy(update=changes)
             if learning.is_publishing:
@@ -142,7 +142,7 @@ class LearnedSteps:
             await asyncio.gather(self._choosing, return_exceptions=True)
 
     def _may_publish_beside(self, step: int) -> bool:
-        """Whether the step after this one may begin before this one's weights are published."""
+        """Return whether the next step may begin before this one's weights are published."""
         total = self._run.prompts.total_steps
         due = checkpoint_due(self._run.spec, step, total) or evaluation_due(self._run.spec, step, total)
         # Groups that keep to their step may need the weights of this one.
@@ -154,11 +154,11 @@ class LearnedSteps:
             await asyncio.wait([choosing])
             if choosing.exception() is None:
                 return choosing.result()
-        # What has failed before the step before was written down may go well now.
+        # What failed before the step before was written down may succeed now.
         return await self._choose(step)
 
     async def _choose(self, step: int) -> _Rollout:
-        """The groups that a step learns from, once they are there and that is written down."""
+        """Return the groups that a step learns from, once they are there and written down."""
         if self._ahead.groups is None:
             begun, batch = await self._ahead.rollout(step)
             taken = await to_thread(self._files.take, whole_rollout(begun, batch.batch, batch.versions))
@@ -167,7 +167,7 @@ class LearnedSteps:
         return _Rollout(taken, None, held_up)
 
     async def _learn(self, learning: Learning, rollout: _Rollout, before: _UnpublishedStep | None) -> None:
-        """Begin a step, and wait until it is learnt. The step before is written down as soon as it is published."""
+        """Begin a step, and wait until it is learnt. Write the step before down as soon as it is published."""
         writing = asyncio.create_task(self._write_earlier(learning, before)) if before is not None else None
         try:
             await learning.begin(rollout.taken.batch)
@@ -204,7 +204,8 @@ class LearnedSteps:
 def step_of_groups(
     run: TrainingRun, ahead: RolloutsAhead, groups: FreeGroups, taken: TakenStep, *, held_up: bool
 ) -> StepBatch:
-    """What is told of a step that learnt from groups of any rollouts: how these were, and how generation went since."""
+    """Return the record of a step that learnt from groups of any rollouts: their metrics, and those of the generation
+    since the step before."""
     found = groups.learnt(taken)
     plan, metrics = ahead.report()
     assert plan is not None, "a group is complete, so a rollout was planned"
@@ -236,5 +237,6 @@ def step_of_groups(
 
 
 def _position(run: TrainingRun, ahead: RolloutsAhead, batch: StepBatch) -> dict[str, Any]:
-    """What a later driver goes on from after a step: it draws again what was drawn ahead and is not written down."""
+    """Return the state that a later driver resumes from after a step. It draws again the prompts that were drawn ahead
+    and are not written down."""
     return {**run.position(), "cursor": batch.cursor, **ahead.position(batch.batch.step)}

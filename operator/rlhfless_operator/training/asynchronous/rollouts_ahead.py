@@ -1,8 +1,8 @@
 """Rollouts that are made ahead of the learner, as far as staleness allows, and the groups that steps take of them.
 
-The next one begins as soon as an actor of those under way has nothing left, and takes over its instance: the longest
-responses of a step go on beside the first ones of the next. Complete groups are prepared, and wait until a step takes
-them. With dynamic sampling a step learns from the groups of its own rollout.
+The next rollout begins as soon as an actor of the current ones has nothing left, and takes over its instance: the
+longest responses of a step are generated beside the first ones of the next. Complete groups are prepared, and wait
+until a step takes them. With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
@@ -44,22 +44,22 @@ from rlhfless_operator.training.stages.rollout_record import (
 from rlhfless_operator.training.stages.unscorable import UnscorableError
 
 _ROLLOUT = "rollout"
-"""Under which name the history has what rollouts took."""
+"""Name of the rollouts' durations in the history."""
 _Made = tuple[BegunRollout, StepBatch]
 
 
 class RolloutsAhead:
     """Generates and prepares in the background, from when it is entered until it is left.
 
-    Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left
-    that can be learnt from, except that an UnscorableError is raised with the next step. A rollout that the budget has
-    no room for is tried again after each step.
+    Finished rollouts wait in the store. Once one has failed, no more begin. Its error is raised when nothing is left to
+    learn from, except that an UnscorableError is raised with the next step. A rollout that does not fit the budget is
+    tried again after each step.
 
     Args:
         run: the job in hand.
         journal: its status says how far the learner is.
-        files: where it is written which weights sample what.
-        settings: how far ahead, and with which weights.
+        files: record the weights that sample each group.
+        settings: limits of staleness, and the weights to use.
     """
 
     def __init__(self, run: TrainingRun, journal: StepJournal, files: AsyncJournal, settings: AsyncSpec) -> None:
@@ -68,23 +68,23 @@ class RolloutsAhead:
         self._files = files
         self._settings = settings
         self._rollouts: dict[int, asyncio.Task[_Made]] = {}
-        """By number, those that may be under way, or wait for room."""
+        """Rollouts that may be under way or wait for room, by number."""
         self._last = journal.status.step
         """The last rollout that may begin."""
         self._taken: dict[int, TakenStep] = {}
-        """Steps that an earlier driver has taken groups for, and not finished."""
+        """Steps for which an earlier driver has taken groups, and which it has not finished."""
         self._unreported: list[StepBatch] = []
         """Rollouts that are complete since the last step."""
         self._plan: PlanRecord | None = None
-        """The newest."""
+        """The newest plan."""
         self._planned = asyncio.Event()
         size, done = run.spec.batch.prompts_per_step, journal.status.step
         free = not run.requests.algorithm.dynamic_sampling_rounds
         self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
-        """Those that go on their own; None where groups keep to their step."""
+        """Groups that any later step may take; None if groups keep to their step."""
 
     async def rollout(self, step: int) -> _Made:
-        """A step's rollout once it is complete, and what it was made with; each is asked for once.
+        """Return a step's complete rollout, and the weights and prompts that it was made with. Ask for each step once.
 
         Raises:
             StageFailedError: generation or preparation can't be done.
@@ -97,9 +97,10 @@ class RolloutsAhead:
             del self._rollouts[step]
 
     async def take(self, step: int) -> tuple[TakenStep, bool]:
-        """The groups of a step once they are there, as it is written down, and whether the step had to wait for a group
-        that would have become too stale. Each step is asked for once, in order; again only after an error. The step
-        before need not be written down.
+        """Wait for the groups of a step, and write them down.
+
+        Return them, and whether the step had to wait for a group that would have become too stale. Ask for each step
+        once, in order; again only after an error. The step before need not be written down.
 
         Raises:
             StageFailedError: generation or preparation can't be done.
@@ -108,7 +109,7 @@ class RolloutsAhead:
         """
         groups = self.groups
         assert groups is not None
-        # The step's record has a plan.
+        # The step's record includes a plan.
         await self._until_planned()
         if step in self._taken:
             return self._taken.pop(step), False
@@ -134,8 +135,8 @@ class RolloutsAhead:
         return taken, waited
 
     def advance(self) -> None:
-        """A step is done, or the first is to be taken: more rollouts may begin, as far as staleness and the budget
-        allow."""
+        """Begin more rollouts, as far as staleness and the budget allow. Call it when a step is done, and before the
+        first."""
         for number, rollout in sorted(self._rollouts.items()):
             # The step may have taken less than its forecast.
             if _failed(rollout) and isinstance(rollout.exception(), BudgetExhaustedError):
@@ -149,17 +150,17 @@ class RolloutsAhead:
         if self.groups is not None:
             self.groups.finish(self._journal.status.step)
         number = self._last + 1
-        # What is begun is learnt from. More would hide a failure for longer.
+        # The groups that have begun are learnt from. More would hide a failure for longer.
         while not self._has_failed and self._is_admitted(number):
             self._begin_task(number)
             number += 1
         for older, rollout in [*self._rollouts.items()]:
-            # One that has failed is told of when nothing else can be learnt from.
+            # A failed one is raised when nothing else can be learnt from.
             if self.groups is not None and older < self._last and rollout.done() and not _failed(rollout):
                 del self._rollouts[older]
 
     async def finish(self) -> None:
-        """All steps are done: wait until it is known whether the last rollouts could be scored.
+        """Wait, after the last step, until it is known whether the last rollouts could be scored.
 
         Raises:
             UnscorableError: too few of the samples have a reward.
@@ -169,7 +170,7 @@ class RolloutsAhead:
         self._raise_unscorable()
 
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
-        """The newest plan, and the metrics of the rollouts that are complete since the last call."""
+        """Return the newest plan, and the metrics of the rollouts that are complete since the last call."""
         found, self._unreported = self._unreported, []
         return self._plan, rollout_metrics([batch.metrics for batch in found])
 
@@ -189,7 +190,7 @@ class RolloutsAhead:
         await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
 
     async def _restore(self, groups: FreeGroups) -> None:
-        """Go on from what earlier drivers have written down."""
+        """Restore the groups that earlier drivers have written down."""
         folder, prompts, done = self._run.folder, self._run.prompts, self._journal.status.step
         position = await asyncio.to_thread(artifacts.read_json, folder.progress(done)) if done else {}
         if position:
@@ -216,7 +217,7 @@ class RolloutsAhead:
         self._last = max(self._last, number)
 
     def _is_admitted(self, number: int) -> bool:
-        """Whether one more rollout may begin."""
+        """Return whether one more rollout may begin."""
         total = self._run.prompts.total_steps
         if self.groups is None:
             return number <= min(last_step_begun(self._journal.status.step, self._steps_ahead()), total)
@@ -226,7 +227,7 @@ class RolloutsAhead:
     def _steps_ahead(self) -> int:
         """Return how many steps rollouts may begin ahead of the learner."""
         journal, history = self._journal, self._run.cost_model.history
-        # What steps take is known once one of them is done.
+        # The groups that steps take are known once one of them is done.
         unknown = journal.budget() is not None and not any(record.step for record in journal.records)
         ahead = steps_ahead(self._settings.max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
         return 0 if unknown else ahead
@@ -240,9 +241,9 @@ class RolloutsAhead:
             await self._run.generators.release(step)
 
     async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made]) -> None:
-        """Wait until the rollout of the step before has no use for one of its instances."""
+        """Wait until the rollout of the step before no longer needs one of its instances."""
         if self._run.requests.algorithm.dynamic_sampling_rounds:
-            # It may yet draw the prompts that come next.
+            # It may still draw the prompts that come next.
             await earlier
             return
         room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
@@ -251,7 +252,7 @@ class RolloutsAhead:
         finally:
             room.cancel()
         if earlier.done():
-            # Where it has failed, this one never begins.
+            # If it has failed, this one never begins.
             earlier.result()
 
     async def _roll_out(self, step: int) -> _Made:
@@ -291,7 +292,7 @@ class RolloutsAhead:
         return begun, batch
 
     async def _begin(self, number: int) -> BegunRollout:
-        """Draw what a rollout generates, and write it down."""
+        """Draw the prompts of a rollout, and write them down with its weights."""
         groups, draws = self.groups, self._run.prompts
         begun = BegunRollout(step=number, policy=self._newest())
         if groups is None:
@@ -307,7 +308,7 @@ class RolloutsAhead:
         return begun
 
     def position(self, step: int) -> dict[str, Any]:
-        """What a later driver needs of the groups once a step is done."""
+        """Return the state of the groups that a later driver needs once a step is done."""
         groups = self.groups
         if groups is None:
             return {}
@@ -327,14 +328,14 @@ class RolloutsAhead:
         return any(_failed(rollout) for rollout in self._rollouts.values())
 
     def _raise_failure(self) -> None:
-        """Raise what the earliest of the rollouts that have failed raised, if any has."""
+        """Raise the error of the earliest rollout that has failed, if any has."""
         for rollout in self._rollouts.values():
             if rollout.done():
                 rollout.result()
 
     def _raise_unscorable(self) -> None:
-        """Raise the UnscorableError of a rollout at once: its groups are not to be learnt from before they are scored
-        again."""
+        """Raise the UnscorableError of a rollout at once: its groups must be scored again before any step learns from
+        them."""
         for rollout in self._rollouts.values():
             if _failed(rollout) and isinstance(rollout.exception(), UnscorableError):
                 rollout.result()
@@ -351,8 +352,8 @@ class RolloutsAhead:
             groups.measured.add(number)
 
     def _weights(self, begun: BegunRollout) -> SamplingWeights:
-        """What the requests of a rollout sample with."""
-        # A group of it may be learnt from that many steps late, after those steps have made their weights.
+        """Return the weights that the requests of a rollout sample with."""
+        # A step may learn from its groups that many steps late, after those steps have made their weights.
         newer = self._settings.max_staleness
         if self._settings.new_weights == "finish":
             return SamplingWeights(begun.policy, newer_versions=newer)
@@ -360,12 +361,12 @@ class RolloutsAhead:
         return SamplingWeights(begun.policy, self._newest, newer)
 
     def _newest(self) -> WeightsReference:
-        """The newest weights that are written down."""
+        """Return the newest weights that are written down."""
         return self._run.requests.weights(self._journal.published.weights)
 
 
 async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) -> None:
-    """Wait until something has happened, or one of these rollouts ends."""
+    """Wait until an event is set, or one of these rollouts ends."""
     happened = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([happened, *rollouts], return_when=asyncio.FIRST_COMPLETED)

@@ -1,1 +1,11 @@
-"""The knowledge that a job gains of lengths, speeds and start-ups (`cost_model`), and the plans made from it."""
+"""The costs of a job's work, learnt from its steps, and the plans made from them.
+
+- `cost_model`: lengths, speeds and start-ups of one job. `starting_point`: the speed of an engine before its first
+  step. `measured_drafts`: the drafts of an earlier run.
+- `generation_plan`: plan one generation. `step_plans`: make the next step's plan while the learner works.
+  `live_migration`: choose moves while a plan is carried out.
+- `prefix_choice`: decide whether actors share prefixes. `prefix_sharing`: the prefixes that one actor computes for
+  others.
+- `passes`: the models that each stage passes samples through. `model_shape`: the shape of a model. `hub`: its
+  configuration on the Hugging Face hub.
+"""

@@ -1,4 +1,4 @@
-"""What a job has learnt of its lengths, its instances and its stages, and the plans that rest on it."""
+"""The lengths, speeds and stage times that a job has learnt, and the plans that rest on them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,15 @@ from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 
 _LEAST_SWITCH_SECONDS = 1.0
-"""A learner is not let go for less, since it is seen to wait, and looks for what it waits for, a few times a second."""
+"""Least seconds for which a learner is let go: it is seen to wait, and looks for groups, a few times a second."""
 
 _COVERAGE, _ACCEPTANCE = "drafts/coverage", "drafts/acceptance"
-"""Under which names the history has how often there is something to draft, and how often it is right."""
+"""Names in the history of the share of look-ups that found a draft, and of the share of draft tokens that were
+right."""
 _DRAFT_STEPS = 4
-"""Newest steps that count for that: it rises and falls from one pass over the data to the next."""
+"""Number of newest steps that count for drafts: they rise and fall from one pass over the data to the next."""
 _FIRST = "learning/first"
-"""Under which names the history has the steps that learners took right after loading."""
+"""Name in the history of the times of steps that learners took right after loading."""
 
 _UNKNOWN_DEVICE = LinearLatency(
     step_seconds=0.002,
@@ -55,17 +56,19 @@ _UNKNOWN_DEVICE = LinearLatency(
     prefill_token_seconds=0.000005,
     draft_seconds=0.00002,
 )
-"""Where calibration starts from on a device of which nothing is known: a small model on a CPU."""
+"""Starting point of calibration on an unknown device: a small model on a CPU."""
 
 
 class CostModel:
-    """Part of the checkpoint: a job that goes on plans as well as one that was never interrupted.
+    """The costs of one job.
+
+    They are part of the checkpoint: a resumed job plans as well as one that was never interrupted.
 
     Args:
         spec: the job's.
         actors: how many generation instances a step may use.
-        contention: asked, for each plan, for what other jobs leave of the GPUs.
-        latency: of the instances, as far as it is known before they have done anything.
+        contention: called before each plan; returns the GPUs that other jobs leave.
+        latency: of the instances, as far as it is known before their first work.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class CostModel:
         self.calibration = Calibration(latency or _UNKNOWN_DEVICE)
         self.history = History()
         self.room: EngineRoom | None = None
-        """What the instances of the newest step have said to have room for."""
+        """Least room that the instances of the newest step have reported."""
         self._starting: dict[str, float] = {}
         self._draining: dict[str, float] = {}
 
@@ -92,7 +95,7 @@ class CostModel:
 
     @property
     def latency(self) -> Latency:
-        """Of the instances, with drafts as good as they were in the newest steps."""
+        """Latency of the instances, with the drafts of the newest steps."""
         plain, room = self.calibration.latency, self.room
         coverage, acceptance = (self.history.recent(name)[-_DRAFT_STEPS:] for name in (_COVERAGE, _ACCEPTANCE))
         if room is None or not room.longest_draft or not coverage or not acceptance:
@@ -109,13 +112,13 @@ class CostModel:
         follows: bool = False,
         learners: Sequence[LearnerOption] = (),
     ) -> GenerationPlan:
-        """The plan of a step's generation.
+        """Plan a step's generation.
 
         Args:
             prompt_tokens: of every prompt of their dataset, by row.
-            known: whether they are training prompts. Of others, rows of another dataset, the prior alone is known.
+            known: whether they are training prompts. For others, rows of another dataset, only the prior is known.
             follows: whether learning may begin before the batch is complete.
-            learners: numbers of learning instances to choose from; none where there is no choice.
+            learners: numbers of learning instances to choose from; none if there is no choice.
         """
         spec, contention = self._spec, self._contention()
         longest = spec.sampling.max_response_tokens
@@ -139,8 +142,11 @@ class CostModel:
         *,
         in_store: bool,
     ) -> PrefixSharing:
-        """What actors compute for each other, where sending pays or the job says so. `in_store`: through an object
-        store."""
+        """Return the prefixes that actors compute for each other, where sending pays or the job asks for it.
+
+        Args:
+            in_store: whether they go through an object store.
+        """
         prefill, way = self.calibration.latency.prefill_token_seconds, STORE if in_store else FOLDER
         unknown = way.unknown_share * prefill
         fetch, send = self.history.mean("prefix/token", unknown), self.history.mean("prefix/sent_token", unknown)
@@ -149,35 +155,35 @@ class CostModel:
         return PrefixSharing(tree, shares, prompt_tokens, seconds, way.transfer_seconds, always=always)
 
     def open_migration(self, plan: GenerationPlan) -> Migration:
-        """What decides, while a plan is carried out, which samples to move."""
+        """Open the migration that chooses samples to move while a plan is carried out."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
         return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
 
     def is_worth_switching(self, actor: Actor) -> bool:
-        """Whether an actor has enough left to decode to go on with newer weights."""
+        """Return whether an actor has enough left to decode that newer weights are worth a cut."""
         unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
         pause = self.history.mean("pause/switch", unknown)
         return is_worth_switching(actor, self.latency, pause, 0 if self._spec.keeps_kv_cache else None)
 
     def restart_seconds(self, steps: int) -> float:
-        """What a fresh learner takes before it can work: loading, and so many steps again."""
+        """Return the seconds until a fresh learner can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
 
     def learner_pace(self, steps: int, *, held: bool, time_price: float, last_seconds: float) -> LearnerPace:
-        """What decides when a learner that follows preparation begins, and when it lets go.
+        """Return the rule by which a learner that follows preparation begins and is let go.
 
         Args:
-            steps: how many a fresh learner takes again before it can work.
+            steps: how many steps a fresh learner takes again before it can work.
             held: whether an instance is there.
             time_price: instance-seconds of the learner that a second of the step is worth.
-            last_seconds: into the step, when the last group is expected.
+            last_seconds: when the last group is expected, in seconds into the step.
         """
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
         return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
-        """What was measured of some numbers of learning instances."""
+        """Return the measurements of some numbers of learning instances."""
         return {size: to_judge_by(self._measured("learning", size), self._measured(_FIRST, size)) for size in sizes}
 
     def _measured(self, kind: str, size: int) -> Measured:
@@ -185,11 +191,11 @@ class CostModel:
 
     @property
     def knows_learning(self) -> bool:
-        """Whether a plan can say how long learning takes, and so when a learner has something to do."""
+        """Whether a plan can predict the time of learning, and so when a learner has something to do."""
         return self._spec.planning.policy == "cost" and self.history.mean("learning/token") > 0
 
     def learners_too_few(self, count: int) -> None:
-        """So many learning instances had too little memory."""
+        """Note that so many learning instances had too little memory."""
         self.history.add("learning/too_few", float(count))
 
     @property
@@ -199,16 +205,16 @@ class CostModel:
 
     @property
     def learner_idle_seconds(self) -> float:
-        """In which a learning instance is held in a step without working: kept until the next, or started anew."""
+        """Seconds that a learning instance is held in a step without working, whether it is kept or started again."""
         switch = self.history.mean("draining/learning") + self.history.mean(startup("learning"))
         switch += self.history.mean("learning/load")
         return min(switch, self.history.mean("gap/learning", switch))
 
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
-        """Least instance-seconds with which anyone could have generated these responses in `seconds`.
+        """Return the least instance-seconds in which these responses could have been generated within `seconds`.
 
-        As far as the instances' speed is known: None if the bound would say that no schedule could have been so fast.
-        If tokens are drafted, it is the bound with drafts that are all right, since the acceptance of other drafts is
+        The bound rests on the known speed of the instances; None if it would say that no schedule could have been so
+        fast. If tokens are drafted, the bound takes all drafts as right, since the acceptance of other drafts is
         unknown. Instances that are kept from the step before are charged no start.
         """
         latency: Latency = self.calibration.latency
@@ -229,7 +235,7 @@ class CostModel:
     # --- learning ---
 
     def instance_changed(self, change: StateChange) -> None:
-        """Take note of how long instances take to start, and to go."""
+        """Learn how long instances take to start and to end."""
         if change.state == "starting":
             self._starting[change.instance] = change.at
         elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
@@ -242,7 +248,7 @@ class CostModel:
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
     ) -> None:
-        """Learn the speed of the instances, and what they have room for, from what a step's did."""
+        """Learn the instances' speed and room from a step's generation, and their time of preparation."""
         self.room = generation.room or self.room
         if generation.weights_seconds > 0:
             self.history.add(WEIGHTS, generation.weights_seconds)
@@ -268,7 +274,7 @@ class CostModel:
             self.history.add("preparation/token", preparation.seconds / tokens)
 
     def _measured_gain(self, prefixes: Mapping[str, float]) -> float:
-        """Instance-seconds that actors did not compute, less those that they waited and that copies took."""
+        """Return the instance-seconds of prompts that actors did not compute, less their waits and copies."""
         saved = prefixes["tokens_fetched"] * self.calibration.latency.prefill_token_seconds
         return saved - sum(prefixes.get(f"seconds_{what}", 0.0) for what in ("sent", "fetched", "waited"))
 
@@ -278,20 +284,21 @@ class CostModel:
             self.predictor.observe(prompt, found)
 
     def learned(self, result: LearnResult) -> None:
-        """Learn what learning takes."""
+        """Learn the time that learning takes."""
         metrics = result.metrics
         waited = metrics.get("seconds/wait", 0.0)
         for name, metric in (("", "seconds"), ("/train", "seconds/train"), ("/load", "seconds/load")):
             if (seconds := metrics.get(metric)) is not None:
                 self.history.add(f"learning{name}", seconds - (waited if metric == "seconds" else 0.0))
-        # Tokens that were passed once for several samples are none of the work, but foreseen of each sample.
+        # Tokens that were passed once for several samples are no work, but the plan counts them for each sample.
         tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
         if tokens and "seconds" in metrics and "seconds/train" in metrics:
             self.history.add("learning/token", metrics["seconds/train"] / tokens)
             rest = metrics["seconds"] - waited - metrics["seconds/train"]
             self.history.add("learning/rest", rest)
             if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
-                # Loading and replaying are paid when the number changes, or an instance is new, and not in each step.
+                # Loading and repeating steps are paid when the number changes or an instance is new, and not in each
+                # step.
                 again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
                 kind = _FIRST if "seconds/load" in metrics else "learning"
                 self.history.add(f"{kind}/token/{count:.0f}", metrics["seconds/train"] / tokens)
@@ -300,7 +307,7 @@ class CostModel:
     # --- keeping ---
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as JSON values."""
+        """Return all JSON values that `restore` needs."""
         return {
             "predictor": self.predictor.state(),
             "calibration": self.calibration.state(),
@@ -309,7 +316,7 @@ class CostModel:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self.predictor = LengthPredictor.from_state(state["predictor"])
         self.calibration = Calibration.from_state(state["calibration"])
         self.history.restore(state["history"])
@@ -318,5 +325,5 @@ class CostModel:
 
 
 def startup(stage: Stage) -> str:
-    """Under which name the history has the start-up times of a stage."""
+    """Return the name of a stage's start-up times in the history."""
     return f"startup/{stage}"

@@ -18,13 +18,13 @@ _YES = ("1", "on", "yes", "true")
 
 
 class HubUnavailableError(Exception):
-    """The hub does not answer, or does not give this user such a model; the message says which."""
+    """The hub does not answer, or does not give this user such a model. The message says which."""
 
 
 def cached_config(
     name: str, revision: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any] | None:
-    """The `config.json` that an earlier download has left; None where there is none, or it can't be read.
+    """Return the `config.json` that an earlier download has left; None if there is none, or it can't be read.
 
     Args:
         name: such as `Qwen/Qwen3-8B`.
@@ -44,7 +44,7 @@ def cached_config(
 def fetched_config(
     name: str, revision: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """The `config.json` that the hub has. Blocks for 10 s at most where the hub does not answer.
+    """Return the `config.json` on the hub. Blocks for at most 10 s if the hub does not answer.
 
     Raises:
         HubUnavailableError: it can't be had; the message says why.
@@ -71,7 +71,7 @@ def fetched_config(
 
 
 def _cache(environment: Mapping[str, str]) -> Path:
-    """Where the hub's library keeps what it has downloaded."""
+    """Return the folder in which the hub's library keeps its downloads."""
     if place := environment.get("HF_HUB_CACHE"):
         return Path(place)
     home = environment.get("HF_HOME")

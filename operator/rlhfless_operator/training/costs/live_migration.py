@@ -12,7 +12,7 @@ from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.starting_point import keeps_contexts
 
 UNKNOWN_PAUSE_SECONDS = 0.5
-"""What a move costs besides prefill while none has been seen: closing streams, the flush, a new request."""
+"""Seconds that a move costs besides prefill until one is measured: closing streams, the flush, a new request."""
 
 
 def open_migration(
@@ -23,13 +23,13 @@ def open_migration(
     pause_seconds: float,
     room: EngineRoom | None = None,
 ) -> Migration:
-    """The state machine of one step's generation.
+    """Open the state machine of one step's generation.
 
     Args:
-        plan: what is carried out; its estimates say what remains of a response.
+        plan: the plan to carry out; its estimates predict the rest of each response.
         latency: of the instances, as far as it is known.
-        pause_seconds: what a move has cost so far, besides prefill.
-        room: what the instances have said to have room for: no receiver is given more at a time.
+        pause_seconds: measured cost of a move so far, besides prefill.
+        room: as the instances have reported it; no receiver is given more at a time.
     """
     rule = _rule(spec, plan, latency, pause_seconds, room)
     return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
@@ -54,7 +54,7 @@ def _rule(
             longest=spec.sampling.max_response_tokens,
             time_price=plan.planned.time_price,
             pause_seconds=pause_seconds,
-            # An instance takes one request at a time, and not every engine keeps something between two.
+            # An instance takes one request at a time, and not every engine keeps keys and values between two.
             restarts_receiver=not (keeps_contexts(spec) if room is None else room.keeps_contexts),
             hysteresis=settings.hysteresis,
             period=settings.period,

@@ -1,4 +1,4 @@
-"""How well a run drafted, as its metrics say: what forecasts and rehearsals of it draft with."""
+"""The drafts that a run measured, for forecasts and rehearsals of it."""
 
 from statistics import fmean
 
@@ -7,19 +7,19 @@ from rlhfless_operator.planner.latency.drafting import Drafts
 from rlhfless_operator.records.journal import read_lines
 
 LAST_STEPS = 8
-"""Steps that count: drafts get better while a run goes on."""
+"""Number of newest steps that count: drafts get better as a run goes on."""
 
 COVERAGE, ACCEPTANCE = "generation/drafts/coverage", "generation/drafts/acceptance"
 
 
 def measured_drafts(place: str) -> Drafts | None:
-    """How often there was something to draft in the last steps of a run, and how often it was right.
+    """Return how often a run's last steps had something to draft, and how often it was right.
 
     Args:
         place: the run's folder.
 
     Returns:
-        None where it is no run's folder, or one of a run that drafted nothing.
+        None if it is no run's folder, or if the run drafted nothing.
     """
     lines = [line.get("metrics", {}) for line in read_lines(artifacts.join(place, "metrics.jsonl"))]
     coverage, acceptance = (

@@ -1,4 +1,4 @@
-"""The shape of the model that a job names, which latency and memory are forecast from."""
+"""The shape of the model that a job names. Forecasts of latency and memory rest on it."""
 
 import json
 from collections.abc import Callable
@@ -23,16 +23,17 @@ AskHub = Callable[[str, str | None], dict[str, Any]]
 def find_shape(
     source: str, field: str = "model.source", *, revision: str | None = None, ask_hub: AskHub | None = None
 ) -> ModelShape:
-    """The shape of a model: counted from its folder or from what the hub's cache has, known by its name, such as
-    `Qwen/Qwen2.5-7B-Instruct`, or asked of the hub.
+    """Find the shape of a model, by its folder or its name, such as `Qwen/Qwen2.5-7B-Instruct`.
+
+    It is counted from the folder or the hub's cache, taken from the known names, or asked of the hub.
 
     Args:
-        field: what the model's name was given as, for the error.
+        field: the field that names the model, for the error.
         revision: branch, tag or commit, for a name on the hub.
-        ask_hub: for a name that is not known; the hub is not asked if left out.
+        ask_hub: called for an unknown name; the hub is not asked if left out.
 
     Raises:
-        ValueError: for a name that is not known, a folder without a configuration, or a model that can't be forecast.
+        ValueError: for an unknown name, a folder without a configuration, or a model that can't be forecast.
     """
     if Path(source).is_dir():
         return read_model_shape(Path(source))
@@ -56,7 +57,7 @@ def find_shape(
 
 
 def read_model_shape(folder: Path) -> ModelShape:
-    """What latency depends on, from a Hugging Face model's `config.json`.
+    """Read the shape from a Hugging Face model's `config.json`.
 
     Raises:
         ValueError: if the file is missing or lacks a field of a dense decoder.
@@ -69,13 +70,13 @@ def read_model_shape(folder: Path) -> ModelShape:
 
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
-    """The configurations of well-known models, by the beginning of their names in lower case."""
+    """Return the configurations of well-known models, by the beginning of their names in lower case."""
     entries: list[dict[str, Any]] = yaml.safe_load(_KNOWN.read_text(encoding="utf-8"))
     return {name: entry["config"] for entry in entries for name in entry["names"]}
 
 
 def _known_shape(name: str) -> ModelShape | None:
-    """The shape of a model whose name is a known one, or one with a variant's name after it."""
+    """Return the shape of a model whose name is a known one, or one followed by a variant's name."""
     lower = name.lower().removeprefix("meta-")
     if any(word in lower for word in _QUANTIZED):
         return None
@@ -91,7 +92,8 @@ def _begins(name: str, begin: str) -> bool:
 
 
 def _is_whole(config: dict[str, Any] | None) -> bool:
-    """Whether a configuration says all that a shape is counted from; those of models that also see often do not."""
+    """Return whether a configuration has all fields that a shape is counted from. Those of models that also see often
+    lack some."""
     if config is None:
         return False
     try:
@@ -102,7 +104,7 @@ def _is_whole(config: dict[str, Any] | None) -> bool:
 
 
 def _measured_twin(shape: ModelShape) -> ModelShape:
-    """The model of the same shape whose latency was measured, or the shape itself."""
+    """Return the model of the same shape whose latency was measured, or the shape itself."""
 
     def is_same(model: ModelShape) -> bool:
         same = (model.layers, model.kv_bytes) == (shape.layers, shape.kv_bytes)

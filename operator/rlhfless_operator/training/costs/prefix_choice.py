@@ -1,4 +1,4 @@
-"""Whether a job's actors share prefixes of prompts, and why (`generation.sharePrefixes`)."""
+"""The choice of whether a job's actors share prefixes of prompts, with its reason (`generation.sharePrefixes`)."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -11,20 +11,22 @@ from rlhfless_operator.planner.prefix_choice import CONNECTOR_SHARE, is_worth_sh
 from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
 
 _NET = "prefix/net"
-"""Under which name the history has what sharing was expected to save in each step, less what its connector takes."""
+"""Name in the history of the expected gain of sharing in each step, less the cost of its connector."""
 MEASURED = "prefix/gain"
-"""Under which name the history has what sharing has saved in each step that shared, by what was measured."""
+"""Name in the history of the measured gain of each step that shared."""
 UNABLE = "prefix/unable"
-"""Under which name the history has that the instances' engine shares nothing."""
+"""Name in the history of the note that the instances' engine shares nothing."""
 
 
 class PrefixChoice:
-    """Part of the checkpoint: instances that a driver finds were started as the driver before it chose.
+    """The choice of one job.
+
+    It is part of the checkpoint: the instances that a driver finds were started as the driver before it chose.
 
     Args:
         spec: the job's.
         actors: how many generation instances a step may use.
-        history: what the job's steps took.
+        history: of the job's steps.
     """
 
     def __init__(self, spec: RLHFJobSpec, actors: ActorRange, history: History) -> None:
@@ -35,25 +37,25 @@ class PrefixChoice:
         self._pays = True
         self._considered = 0
         self.reason = self._obstacle or "not considered yet"
-        """Why they share prefixes or do not."""
+        """Reason for sharing prefixes or for not sharing them."""
 
     @property
     def able(self) -> bool:
-        """Whether instances are started with what it takes to share."""
+        """Whether instances are started with the means to share."""
         return self._policy == "always" or self._able is True
 
     def is_settled(self, step: int) -> bool:
-        """Whether there is nothing to consider before a step."""
+        """Return whether there is nothing to consider before a step."""
         return self._obstacle is not None or step == self._considered
 
     def consider(
         self, step: int, sharing: PrefixSharing | None, *, generation_seconds: float, steps_left: int, restart: float
     ) -> str | None:
-        """Choose before the instances of a step are asked for, unless that is settled.
+        """Choose before the instances of a step are requested, unless the choice is settled.
 
         Args:
             step: the step.
-            sharing: what its actors could share; None if no two prompts begin alike.
+            sharing: the prefixes that its actors could share; None if no two prompts begin alike.
             generation_seconds: instance-seconds that its generation is expected to take.
             steps_left: steps of the job, this one included.
             restart: instance-seconds of starting its instances again.
@@ -90,7 +92,7 @@ class PrefixChoice:
         return f"instances start again {'to share prefixes' if self._able else 'without sharing prefixes'}: {found}"
 
     def used(self, sharing: PrefixSharing) -> bool:
-        """Whether a step's actors share what they could."""
+        """Return whether a step's actors share the prefixes that they could."""
         if self._policy == "always":
             return True
         return self.able and self._pays and not self._history.recent(UNABLE) and sharing.gain_seconds > 0
@@ -98,16 +100,16 @@ class PrefixChoice:
     # --- keeping ---
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as JSON values."""
+        """Return all JSON values that `restore` needs."""
         return {"able": self._able}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._able = state["able"]
 
 
 def obstacle(spec: RLHFJobSpec, actors: ActorRange) -> str | None:
-    """Why a job's actors can't share prefixes or are not to, or that they are to; None where it is to be found out."""
+    """Return why a job's actors can't or must not share prefixes, or why they must; None if it is to be found out."""
     generation = spec.generation
     if generation.share_prefixes != "auto":
         return f"{generation.share_prefixes}, by generation.sharePrefixes"

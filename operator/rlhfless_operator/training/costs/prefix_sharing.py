@@ -1,4 +1,4 @@
-"""Which beginnings of prompts are computed by one of a step's actors for all."""
+"""The beginnings of prompts that one of a step's actors computes for all."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from rlhfless_functions.api import SampleTask, SharedPrefix, SharedPrefixes
 from rlhfless_operator.planner.prefixes import PrefixPlan, PromptBlocks, expected_gain, plan_prefixes
 
 PATIENCE, PATIENCE_SECONDS = 2.0, 5.0
-"""An actor waits so many times as long as all of the busiest actor's prompts should take, and so much longer."""
+"""An actor waits this many times as long as all prompts of the busiest actor should take, and this much longer."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How keys and values come from one actor to another, and what that is thought to take before it is measured."""
+    """The way of keys and values from one actor to another, with its cost before it is measured."""
 
     unknown_share: float
-    """Of the time that computing a token takes: what sending it takes, and what fetching it takes."""
+    """Cost of sending a token and of fetching it, each as a share of the time of computing it."""
     transfer_seconds: float
-    """To fetch anything at all."""
+    """Seconds to fetch anything at all."""
 
 
 FOLDER = Way(unknown_share=0.1, transfer_seconds=0.001)
@@ -29,25 +29,25 @@ STORE = Way(unknown_share=0.5, transfer_seconds=0.1)
 
 @dataclass(frozen=True)
 class TokenSeconds:
-    """What a token of a prompt takes."""
+    """Seconds that a token of a prompt takes."""
 
     prefill: float
-    """To compute it."""
+    """Seconds to compute it."""
     send: float
-    """Until an instance has sent its keys and values."""
+    """Seconds until an instance has sent its keys and values."""
     fetch: float
-    """Until another instance has fetched them."""
+    """Seconds until another instance has fetched them."""
 
 
 class PrefixSharing:
-    """What a step's actors share, by the names of actors as requests have them.
+    """The prefixes that a step's actors share. Actors are named as in requests.
 
     Args:
         tree: a dataset's, as its index has it (`rlhfless_functions.data.prefix_tree`).
         shares: of the plan, the actors' in the order of their numbers.
         prompt_tokens: of every prompt of the dataset, by row.
-        seconds: that a token takes.
-        transfer_seconds: that it takes to fetch anything at all.
+        seconds: times of a token.
+        transfer_seconds: time to fetch anything at all.
         always: whether to share a prefix even if sending it takes longer than computing it.
     """
 
@@ -91,10 +91,10 @@ class PrefixSharing:
         self.alone_seconds = sum(plan.alone_tokens.values()) * seconds.prefill
         """Instance-seconds that the prompts take if nothing is shared."""
         self.gain_seconds = gain(plan)
-        """Instance-seconds by which the actors are expected to end their prompts earlier."""
+        """Instance-seconds by which the actors are expected to finish their prompts earlier."""
         sources = {fetch.block: fetch.source for fetches in plan.fetches.values() for fetch in fetches}
         units = {row: _deepest(blocks[row], sources) for row in prompts}
-        # One beginning of a prompt is sent. What no prompt of its source ends with is not sent at all.
+        # Each beginning of a prompt is sent once. A block that ends no prompt of its source is not sent at all.
         sent = {unit for row, unit in units.items() if unit is not None and row in rows[sources[unit[0]]]}
         self._units = {
             row: (unit[1] * block_tokens, sources[unit[0]])
@@ -107,7 +107,7 @@ class PrefixSharing:
         self._wait_seconds = PATIENCE_SECONDS + PATIENCE * busiest
 
     def of(self, actor: str, samples: Sequence[SampleTask], folder: str) -> SharedPrefixes | None:
-        """What a request of an actor says, even if samples were moved to it; None if it has nothing in common."""
+        """Return the prefixes for a request of an actor, even if samples were moved to it; None if it shares none."""
         found = ((row, self._units.get(row)) for row in dict.fromkeys(sample.prompt for sample in samples))
         prefixes = [
             SharedPrefix(prompt=row, tokens=unit[0], source=unit[1] == actor) for row, unit in found if unit is not None
@@ -129,6 +129,6 @@ def _blocks(tree: Mapping[str, Any], row: int, tokens: int) -> PromptBlocks:
 
 
 def _deepest(prompt: PromptBlocks, sources: Mapping[int, str]) -> tuple[int, int] | None:
-    """The last of a prompt's blocks that is sent to anybody, and how many blocks end with it."""
+    """Return the last of a prompt's blocks that any actor sends, and how many blocks end with it."""
     found = [(block, number) for number, block in enumerate(prompt.blocks, start=1) if block in sources]
     return found[-1] if found else None

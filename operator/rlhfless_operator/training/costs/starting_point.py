@@ -1,4 +1,4 @@
-"""What is known of an engine before it has generated anything: how fast its GPU is, and what it keeps."""
+"""The speed of an engine's GPU and its memory of contexts, before it has generated anything."""
 
 from dataclasses import asdict
 
@@ -10,13 +10,13 @@ from rlhfless_operator.training.costs.model_shape import find_shape
 
 
 def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
-    """The latency of the job's instances by measured tables, or by the data sheet where nothing was measured.
+    """Return the latency of the job's instances by measured tables, or by the data sheet if nothing was measured.
 
     Args:
-        product: what their GPUs are, as a driver, a node or the pool's settings say it. A rehearsal names its own.
+        product: name of their GPUs, from a driver, a node or the pool's settings. A rehearsal names its own.
 
     Returns:
-        None where the GPU or the model is not known here, or does not fit it.
+        None if the GPU or the model is not known here, or the model does not fit it.
     """
     rehearsal, generation = job.spec.rehearsal, job.spec.generation
     source, scale = job.spec.model.source, 1.0
@@ -36,9 +36,9 @@ def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
 
 
 def keeps_contexts(spec: RLHFJobSpec) -> bool:
-    """Whether an engine finds the keys and values of samples that it was cut in when it goes on with them.
+    """Return whether an engine still has the keys and values of samples that it was cut in when it resumes them.
 
-    As far as the job says, before an instance has (`EngineRoom.keeps_contexts`).
+    This is what the job says, before an instance has reported it (`EngineRoom.keeps_contexts`).
 
     vLLM's prefix cache has all but the block that a sample was in; transformers computes every context again.
     """

@@ -10,7 +10,7 @@ from rlhfless_operator.training.data.prompts import Prompts
 
 
 class StepPlans:
-    """Plans what is generated, from what the cost model knows by then.
+    """Plans a job's generation from the newest state of the cost model.
 
     Args:
         cost_model: of the job.
@@ -32,7 +32,7 @@ class StepPlans:
         return None if self._ahead is None else self._ahead[1].planned.generation.expected_instance_seconds
 
     def plan(self, prompts: Sequence[int], samples_per_prompt: int, purpose: Purpose) -> GenerationPlan:
-        """The plan for these prompts; the one that was made ahead, where it is theirs and not out of date."""
+        """Return the plan for these prompts: the one that was made ahead, if it is theirs and up to date."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and purpose == "training" and ahead[0] == prompts and not self._is_outdated(ahead[1]):
             return ahead[1]
@@ -47,7 +47,7 @@ class StepPlans:
         )
 
     def plan_ahead(self, prompts: list[int], samples_per_prompt: int) -> GenerationPlan:
-        """The plan of the next training step, kept until it is asked for."""
+        """Plan the next training step, and keep the plan until it is asked for."""
         plan = self.plan(prompts, samples_per_prompt, "training")
         self._ahead = prompts, plan
         return plan

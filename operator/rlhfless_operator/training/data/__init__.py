@@ -1,1 +1,4 @@
-"""The prompts of a job and the order in which steps draw them."""
+"""The data of a job.
+
+- `prompts`: the prompts, and those that come next. `cursor`: the position in their order.
+"""

@@ -30,7 +30,7 @@ class DataCursor:
         return self._epoch
 
     def draw(self, count: int, taken: Collection[int] = ()) -> list[int]:
-        """The next prompts.
+        """Draw the next prompts.
 
         A prompt that the step has already (`taken`, or drawn at an epoch's end and again at the next one's start) is
         deferred to the next draw, not skipped.
@@ -60,11 +60,11 @@ class DataCursor:
         return chosen
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"epoch": self._epoch, "position": self._position, "deferred": self._deferred}
 
     def restored(self, state: dict[str, Any]) -> Self:
-        """A cursor over the same data at a saved position."""
+        """Return a cursor over the same data at a saved position."""
         cursor = type(self)(self._prompts, self._seed, shuffle=self._shuffle)
         cursor._epoch, cursor._position = state["epoch"], state["position"]
         cursor._deferred = list(state["deferred"])

@@ -1,4 +1,4 @@
-"""The datasets of a job as its driver knows them: how long each prompt is, and which are drawn next."""
+"""The datasets of a job as its driver knows them: the length of each prompt, and the next prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class Prompts:
         """The position in the training data."""
 
     def open_training(self) -> None:
-        """Take note of the training data, and stand at its start.
+        """Open the training data, and go to its start.
 
         Raises:
             ValueError: it has too few prompts for a step.
@@ -49,7 +49,7 @@ class Prompts:
         self.cursor = DataCursor(self.count, self._spec.seed, shuffle=self._spec.data.shuffle)
 
     def open(self, purpose: Purpose) -> int:
-        """Take note of a materialised dataset; returns how many prompts it has."""
+        """Open a materialised dataset; return how many prompts it has."""
         index = artifacts.read_json(artifacts.join(self._folder.data(purpose), "index.json"))
         self._tokens[purpose] = index["lengths"]
         self._prefix_trees[purpose] = index["prefixes"]
@@ -57,15 +57,15 @@ class Prompts:
         return len(index["lengths"])
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Stand where a cursor's `state` says."""
+        """Go to the position that a cursor's `state` names."""
         self.cursor = self.cursor.restored(position)
 
     def next(self, count: int) -> list[int]:
-        """The next prompts; the position stays."""
+        """Return the next prompts; the position stays."""
         return self.cursor.restored(self.cursor.state()).draw(count)
 
     def tokens(self, purpose: Purpose) -> Sequence[int]:
-        """Tokens of every prompt of a dataset, by row."""
+        """Return the tokens of every prompt of a dataset, by row."""
         return self._tokens[purpose]
 
     def counts(self, purpose: Purpose) -> DataCounts:

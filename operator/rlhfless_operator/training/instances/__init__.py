@@ -1,1 +1,8 @@
-"""The instances of a job: how many it holds (`capacity`), who has which, gangs, and how weights reach them."""
+"""The instances of a job.
+
+- `capacity`: how many it holds, and how long. `instance_queue`: hand them to actors. `gang`: instances that learn
+  together.
+- `relays`: the chain in which instances pass new weights on. `weights_traffic`: count the bytes of weights that they
+  read.
+- `draft_history`: the steps whose responses are kept to draft from.
+"""

@@ -1,4 +1,4 @@
-"""Which instances are held: early enough to be ready when their work comes, and no longer than they are worth it."""
+"""The number of instances that a job holds: ready when their work comes, and kept no longer than that pays."""
 
 import asyncio
 import math
@@ -16,18 +16,18 @@ from rlhfless_operator.platforms.base import Platform, Preload
 
 @dataclass
 class _Held:
-    """One stage's instances, as far as they are wanted."""
+    """The wanted instances of one stage."""
 
     working: int = 0
     warmed: int = 0
-    """Wanted before their work comes."""
+    """Instances that are wanted before their work comes."""
     kept_until: list[float] = field(default_factory=list)
-    """Until when each instance without work is kept."""
+    """Time until which each instance without work is kept."""
     idle_since: list[float] = field(default_factory=list)
-    """When instances ran out of work, the oldest first."""
+    """Times at which instances ran out of work, the oldest first."""
     preload: Preload | None = None
     expected_from: float | None = None
-    """When the wait for the stage's next work began."""
+    """Time at which the wait for the stage's next work began."""
     waking: asyncio.Task[None] | None = None
     releasing: asyncio.Task[None] | None = None
 
@@ -40,13 +40,13 @@ class Capacity:
     """Asks a platform for instances on behalf of the training loop.
 
     Args:
-        platform: where they run. It keeps instances without work itself where a keep-alive is given.
-        keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting anew.
-        history: what earlier steps took; added to.
+        platform: runs the instances. It keeps instances without work itself if a keep-alive is given.
+        keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting again.
+        history: of earlier steps; added to.
         clock: monotonic seconds.
         sleeps: whether an idle instance gives its GPUs to others and costs nothing to keep.
-        draining_seconds: what an instance that is let go is charged until it is gone, before one of its stage was seen
-            to go.
+        draining_seconds: charged to an instance from its release until it is gone, before one of its stage was seen to
+            go.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Capacity:
         self._over: set[Stage] = set()
 
     def switch_cost(self, stage: Stage) -> SwitchCost:
-        """What it costs to let an instance of a stage go and to have one again, as far as it is known."""
+        """Return the cost of letting an instance of a stage go and having one again, as far as it is known."""
         gaps = self.history.recent(f"gap/{stage}")
-        # A wait for other jobs is a gap as well, and a rare one: the median does not see it.
+        # A wait for other jobs is a gap as well, and a rare one: the median ignores it.
         gap = statistics.median(gaps) if gaps else None
         return SwitchCost(self._switch_seconds(stage), gap, over=stage in self._over)
 
     async def use(
         self, stage: Stage, count: int, preload: Preload | None = None, *, restart_seconds: float = 0.0
     ) -> None:
-        """So many instances of a stage have work from now on.
+        """Have so many instances of a stage at work from now on.
 
         Args:
-            preload: what a fresh one loads before it is ready; as before if left out.
-            restart_seconds: what a fresh instance would have to do again besides starting.
+            preload: what a fresh one loads before it is ready; unchanged if left out.
+            restart_seconds: time that a fresh instance takes to repeat lost work, besides starting.
         """
         held, now = self._stages[stage], self._clock()
         self._over.discard(stage)
@@ -102,20 +102,21 @@ class Capacity:
         held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
 
     async def give_up(self, stage: Stage, count: int) -> None:
-        """So many of the instances that were to work are lost, or never came: want them no longer, and keep none."""
+        """Want so many instances fewer, and keep none of them: they are lost, or never came."""
         self._stages[stage].working -= count
         await self._apply(stage)
 
     def holds(self, stage: Stage) -> bool:
-        """Whether an instance of a stage is wanted now, with work or without."""
+        """Return whether an instance of a stage is wanted now, with work or without."""
         return self._stages[stage].wanted(self._clock()) > 0
 
     def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
-        """Work for so many instances is expected after about as long as the last times; have them ready by then, unless
-        so many work already.
+        """Have so many instances ready when work is expected: after about as long as the last times.
+
+        Nothing happens if so many work already.
 
         Args:
-            preload: what they load before they are ready.
+            preload: loaded before an instance is ready.
             time_price: instance-seconds that a second of delay is worth.
         """
         held = self._stages[stage]
@@ -137,11 +138,11 @@ class Capacity:
             await self._apply(stage)
 
         held.waking = asyncio.create_task(wake_up())
-        # What went wrong will go wrong again, and be heard, when the work has come.
+        # A failure will occur again, and be reported, when the work has come.
         held.waking.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def finish(self, stage: Stage) -> None:
-        """No more work of a stage is to come: let its instances go now."""
+        """Let a stage's instances go now: it has no more work."""
         held = self._stages[stage]
         self._over.add(stage)
         self._stop_waking(held)
@@ -150,7 +151,7 @@ class Capacity:
         await self._apply(stage)
 
     async def close(self) -> None:
-        """Want nothing more, ahead of time or any longer; what has work is left alone."""
+        """Stop warming and keeping instances. Instances with work stay."""
         tasks = []
         for held in self._stages.values():
             tasks += [task for task in (held.waking, held.releasing) if task is not None]
@@ -165,7 +166,7 @@ class Capacity:
         if held.expected_from is not None:
             self.history.add(f"lead/{stage}", now - held.expected_from)
             held.expected_from = None
-        # Those that stopped last are the ones that would have been kept the shortest.
+        # The instances that stopped last would have been kept the shortest.
         for since in held.idle_since[-count:]:
             self.history.add(f"gap/{stage}", now - since)
         del held.idle_since[-count if held.working else 0 :]

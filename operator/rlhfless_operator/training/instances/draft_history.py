@@ -1,4 +1,4 @@
-"""Which steps' responses are kept to draft later ones from. Tokens never come here: only who was visited when."""
+"""The steps whose responses are kept to draft later ones from. It holds lengths and visits, never tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ KEPT_TOKENS = 2**28
 @dataclass
 class _Visited:
     prompts: set[int]
-    """Those whose newest visit the step is."""
+    """Prompts whose newest visit is this step."""
     tokens: int
     """Response tokens of the whole step."""
 
 
 class DraftHistory:
-    """The steps of prompts' newest visits. Part of the checkpoint; where it is lost, drafts are fewer."""
+    """The steps of prompts' newest visits. Part of the checkpoint. If it is lost, there are fewer drafts."""
 
     def __init__(self) -> None:
         self._steps: dict[int, _Visited] = {}
@@ -28,7 +28,7 @@ class DraftHistory:
         return sorted(self._steps)
 
     def generated(self, step: int, lengths: Mapping[int, Sequence[int]]) -> None:
-        """A step's responses are there, of these lengths by prompt. The newest step's are kept anyway."""
+        """Note the lengths of a step's responses, by prompt. The newest step's responses are always kept."""
         for visited in self._steps.values():
             visited.prompts -= lengths.keys()
         newest = max([step, *self._steps])
@@ -38,15 +38,15 @@ class DraftHistory:
             del self._steps[next(number for number in self.kept if number != newest)]
 
     def steps_for(self, prompts: Collection[int]) -> list[int]:
-        """Steps with the newest visits of any of these prompts, and the newest of all, in order."""
+        """Return the steps with the newest visits of any of these prompts, and the newest step of all, in order."""
         wanted = set(prompts)
         newest = self.kept[-1:]
         return [number for number in self.kept if number in newest or self._steps[number].prompts & wanted]
 
     def state(self) -> dict[str, Any]:
-        """Everything that `restore` needs, as JSON values."""
+        """Return all JSON values that `restore` needs."""
         return {str(number): [sorted(each.prompts), each.tokens] for number, each in self._steps.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._steps = {int(number): _Visited(set(prompts), tokens) for number, (prompts, tokens) in state.items()}

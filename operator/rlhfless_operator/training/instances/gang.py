@@ -1,4 +1,5 @@
-"""Learning instances that take a step together: asked as a whole, cut as a whole, and fewer where some are missing."""
+"""Learning instances that take a step together. They are started and cut as a whole, and are fewer if some are
+missing."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from rlhfless_operator.job.instance_ranges import LearnerRange
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 
 _LAST_WORDS_SECONDS = 5.0
-"""How long the others of a gang are listened to once one has ended: they tell why, or they are done as well."""
+"""Seconds in which the other members may still report once one has ended: they tell why, or they are done as well."""
 
 AttemptError = InstanceLostError | TaskFailedError
 
@@ -20,7 +21,7 @@ class GangIncompleteError(Exception):
     """Not all instances of a gang were there in time; those that were have been cut.
 
     Args:
-        there: how many they were.
+        there: number of instances that were there.
     """
 
     def __init__(self, there: int) -> None:
@@ -33,7 +34,7 @@ class GangBrokenError(Exception):
 
     Args:
         error: the failure that tells most.
-        lost: how many of the instances are gone.
+        lost: number of instances that are gone.
     """
 
     def __init__(self, error: AttemptError, lost: int) -> None:
@@ -44,36 +45,35 @@ class GangBrokenError(Exception):
 
 @dataclass
 class GangSize:
-    """How many instances the next attempt of a step is made with.
+    """The number of instances for the next attempt of a step.
 
-    It falls when some are lost or don't come. It is what was chosen again after a checkpoint, where a larger gang has
-    nothing to learn once more. After each absence it waits for twice as many checkpoints before it asks for the missing
-    ones again: those that are there hold their GPUs while they wait.
+    It falls when some are lost or don't come. After a checkpoint it is the chosen number again, because a larger gang
+    then has no steps to repeat. After each absence it waits for twice as many checkpoints before it asks for the
+    missing instances again: those that are there hold their GPUs while they wait.
     """
 
     allowed: LearnerRange
     now: int = field(init=False)
     chosen: int = field(init=False)
-    """How many the plan wants; the most while it has not chosen."""
+    """Number that the plan wants; the most until it has chosen."""
     memory_error: str = ""
-    """What the largest gang said that had too little memory; no gang that small is asked for again."""
+    """Error of the largest gang that had too little memory. No gang that small is tried again."""
     _absences: int = 0
-    """How often in a row some did not come."""
+    """Number of times in a row that some did not come."""
     _checkpoints: int = 0
-    """Checkpoints until it is the most again."""
+    """Number of checkpoints until it is the chosen number again."""
 
     def __post_init__(self) -> None:
         self.now = self.chosen = self.allowed.max
 
     def choose(self, count: int) -> None:
-        """Want so many, as far as they are allowed: at once, but for those that have not come and are to be missed for
-        a while."""
+        """Want so many, within the allowed range. More than now only once no missing instances are waited for."""
         self.chosen = max(self.allowed.min, min(self.allowed.max, count))
         self.now = min(self.now, self.chosen) if self._checkpoints else self.chosen
 
     def exceed(self, count: int, error: str) -> bool:
-        """So many have too little memory, and say so in `error`: want more, and never so few again; whether more are
-        allowed."""
+        """Note that so many have too little memory, as `error` says: want more, and never so few again. Return whether
+        more are allowed."""
         if count >= self.allowed.max:
             return False
         self.memory_error = error
@@ -82,19 +82,19 @@ class GangSize:
         return True
 
     def fall_to(self, count: int) -> bool:
-        """Go on with so many, or with the fewest that are allowed; whether so few are allowed."""
+        """Continue with so many, or with the fewest that are allowed. Return whether so few are allowed."""
         self.now = max(self.allowed.min, min(self.now, count))
         self._checkpoints = max(1, self._checkpoints)
         return self.now <= count
 
     def miss(self, there: int) -> bool:
-        """Some did not come: go on with those that are there; whether so few are allowed."""
+        """Continue with the instances that are there, because some did not come. Return whether so few are allowed."""
         self._checkpoints = 2**self._absences
         self._absences += 1
         return self.fall_to(there)
 
     def absence(self, there: int, count: int) -> str:
-        """What to tell the user where too few of `count` have come to go on."""
+        """Return the message for the user if too few of `count` have come to continue."""
         told = f"{there} of {count} learning instances came within learning.gangTimeout, and"
         if self.memory_error:
             fewest = self.allowed.min
@@ -102,12 +102,12 @@ class GangSize:
         return f"{told} learning.instances.min is {self.allowed.min}; lower it, or make room for more"
 
     def met(self, count: int) -> None:
-        """So many have taken a step."""
+        """Note that so many have taken a step."""
         if count >= self.chosen:
             self._absences = 0
 
     def recover(self) -> None:
-        """A checkpoint was written."""
+        """Note that a checkpoint was written."""
         self._checkpoints = max(0, self._checkpoints - 1)
         if not self._checkpoints:
             self.now = self.chosen
@@ -125,7 +125,7 @@ async def run_together(
     Args:
         requests: one for each instance.
         within: seconds from the first instance's start to the last one's.
-        listener: makes what is told of the events of one instance.
+        listener: makes the callback for the events of one instance.
 
     Raises:
         GangIncompleteError: some have not started in time.
@@ -173,7 +173,7 @@ async def _follow(
 
 
 async def _assemble(started: Sequence[asyncio.Event], within: float) -> bool:
-    """Whether all start in time; nothing is held for nothing before the first one does."""
+    """Wait for all to start, from the first one's start on; return whether they did in time."""
     waiting = [asyncio.create_task(begun.wait()) for begun in started]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +189,7 @@ def _is_gone(error: AttemptError) -> bool:
 
 
 def _telling(error: AttemptError) -> tuple[bool, bool, bool]:
-    """What cannot be mended tells most, then what was lost, and last that another one is gone."""
+    """Rank an error: permanent failures tell most, then losses, and last that another instance is gone."""
     failed = isinstance(error, TaskFailedError)
     return (
         isinstance(error, TaskFailedError) and not error.retryable,

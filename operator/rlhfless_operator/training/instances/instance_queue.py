@@ -34,7 +34,7 @@ class Part:
         """Give an instance back that an actor needs no longer.
 
         Args:
-            left: the rollout's actors that still have anything left, if it is one fewer. A rollout that ends here has
+            left: actors of the rollout that still have samples left, if it is one fewer. A rollout that ends here has
                 no say in how many instances there are.
         """
         self._own.at_work -= 1
@@ -51,8 +51,8 @@ class InstanceQueue:
     """The instances of one stage.
 
     Args:
-        stage: which.
-        capacity: asked for instances.
+        stage: the stage.
+        capacity: provides the instances.
     """
 
     def __init__(self, stage: Stage, capacity: Capacity) -> None:
@@ -82,7 +82,7 @@ class InstanceQueue:
         finally:
             self._instances.end(own)
             self.deal()
-        # After an error the run ends, and lets go of everything.
+        # After an error the run ends, and releases everything.
         await self.hold()
 
     async def turn(self, part: RolloutPart) -> None:
@@ -110,7 +110,7 @@ class InstanceQueue:
         self._changed.set()
 
     async def hold(self, preload: Preload | None = None) -> None:
-        """Have as many instances as there is work for."""
+        """Hold as many instances as there is work for."""
         self._changed.set()
         count = self._instances.wanted(self._held)
         if count != self._held or preload is not None:
@@ -118,9 +118,9 @@ class InstanceQueue:
             await self._capacity.use(self._stage, count, preload)
 
     async def room_for(self, step: int, *, beside: int) -> None:
-        """Wait until the rollout of step `beside` is under way, and an instance is left for the rollout of `step`.
+        """Wait until the rollout of step `beside` is under way, and an instance is free for the rollout of `step`.
 
-        From now on an instance that is left is kept, until the rollout of `step` begins or `release` is called.
+        From now on a free instance is kept, until the rollout of `step` begins or `release` is called.
         """
         self._instances.expect(step)
         while not (self._instances.has_begun(beside) and self._instances.has_room):

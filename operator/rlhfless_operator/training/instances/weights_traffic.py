@@ -1,8 +1,8 @@
-"""How far new weights go: bytes that generation instances read, by where the learner was that made them.
+"""The bytes of new weights that generation instances read, by their distance from the learner that made them.
 
 This counts what instances read from the artifact store, and not what they pass on to each other (`relays`). On a volume
 that nodes share, a read on the learner's own node may come from this node's page cache. In an object store it comes
-from the store, and may be what changed since the version before instead of all of it.
+from the store, and may be only the difference from the version before.
 """
 
 from collections import Counter
@@ -12,8 +12,10 @@ from rlhfless_operator.planner.pools.placement import Distance, distance
 
 
 class WeightsTraffic:
-    """Counts each version once for each instance that takes it over, where the platform tells places. A version that an
-    earlier driver had made is not counted: who made it is not known any more."""
+    """Counts each version once for each instance that loads it, if the platform tells places.
+
+    A version that an earlier driver had made is not counted, because the place of its learner is unknown.
+    """
 
     def __init__(self) -> None:
         self._version = -1
@@ -23,7 +25,7 @@ class WeightsTraffic:
         self._counted: Counter[Distance] = Counter()
 
     def published(self, version: int, size: int, place: list[str]) -> None:
-        """A learner has made a version.
+        """Note that a learner has made a version.
 
         Args:
             size: its bytes.
@@ -33,13 +35,13 @@ class WeightsTraffic:
         self._readers.clear()
 
     def read(self, instance: str, version: int, place: list[str], fetched: int | None = None) -> None:
-        """An instance generates with a version.
+        """Note that an instance generates with a version.
 
         Args:
             instance: its name.
             version: of the weights.
             place: of the instance; see `Started.place`.
-            fetched: bytes that it took, where it knows: with an object store. The version's own if left out.
+            fetched: bytes that it read, if it knows them: with an object store. The version's own size if left out.
         """
         far = distance(self._made_at, place)
         if version == self._version and instance not in self._readers and far is not None:
@@ -47,16 +49,16 @@ class WeightsTraffic:
             self._counted[far] += self._bytes if fetched is None else fetched
 
     def take(self) -> dict[str, float]:
-        """What was read since the last call, as a step's metrics name it; only distances that occurred."""
+        """Return the bytes read since the last call, named as in a step's metrics; only distances that occurred."""
         counted, self._counted = self._counted, Counter()
         return {f"weights/bytes_{far}": float(size) for far, size in counted.items()}
 
 
 class ReadsOfVersion:
-    """Hears from the actors of a rollout which instances generate with which weights.
+    """Hears from a rollout's actors which instances generate with which weights.
 
     Args:
-        traffic: is told.
+        traffic: counts them.
     """
 
     def __init__(self, traffic: WeightsTraffic) -> None:
@@ -65,17 +67,17 @@ class ReadsOfVersion:
         self._started: dict[str, Started] = {}
 
     def asks(self, actor: str, version: int) -> None:
-        """An actor makes a request with a version of the weights."""
+        """Note that an actor makes a request with a version of the weights."""
         self._versions[actor] = version
 
     def version_of(self, actor: str) -> int:
-        """The version that the actor's newest request asks for."""
+        """Return the version of the actor's newest request."""
         return self._versions[actor]
 
     def __call__(self, actor: str, event: Event) -> None:
-        """The request of an actor has said something."""
+        """Take in an event of an actor's request."""
         if isinstance(event, Started):
             self._started[actor] = event
         elif isinstance(event, Progress) and (started := self._started.pop(actor, None)) is not None:
-            # The first progress of a request is told when its engine has the weights.
+            # The first progress of a request comes when its engine has the weights.
             self._traffic.read(started.instance, self._versions[actor], started.place, event.weights_bytes)

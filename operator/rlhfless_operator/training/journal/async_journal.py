@@ -1,8 +1,9 @@
-"""What an asynchronous job writes down of each step: which weights sample its groups, and what it learnt from.
+"""The record of an asynchronous job's steps: the weights that sample their groups, and the batches that they learnt
+from.
 
-Both are files that are created exclusively, before anybody acts on them. So a driver that comes later samples the rest
-of a step with the weights that sampled its beginning, or newer ones with `newWeights: switch`. It learns from exactly
-what has been learnt from already. The files stay: `rlhfless replay` takes a run's steps again from them.
+Both are files that are created exclusively, before they are used. So a later driver samples the rest of a step with the
+weights that sampled its beginning, or newer ones with `newWeights: switch`. It learns from exactly what has been learnt
+from already. The files stay: `rlhfless replay` takes a run's steps again from them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +19,20 @@ from rlhfless_operator.records.folder import JobFolder
 
 
 class BegunRollout(BaseModel):
-    """With what a step's groups are generated and prepared."""
+    """The weights and prompts that a step's groups are generated and prepared with."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
-    """The step that will learn from them."""
+    """Step that will learn from them."""
     policy: WeightsReference
-    """The weights that begin to sample them. With `newWeights: switch` newer ones may go on."""
+    """Weights that begin to sample them. With `newWeights: switch` newer ones may follow."""
     prompts: list[int] | None = None
-    """The prompts that it draws. None where groups keep to their step, which draws them in rounds."""
+    """Prompts that it draws. None if groups keep to their step, which draws them in rounds."""
     again: list[GroupName] = []
-    """Groups that were dropped, and whose prompts are among its own."""
+    """Dropped groups whose prompts are among its own."""
     cursor: dict[str, Any] = {}
-    """The position in the training data after its prompts."""
+    """Position in the training data after its prompts."""
 
 
 class TakenGroup(BaseModel):
@@ -42,30 +43,30 @@ class TakenGroup(BaseModel):
     prompt: int
     """Row of its prompt in the dataset as it was read."""
     version: int
-    """The oldest weights that sampled any of it."""
+    """Oldest version of the weights that sampled any of it."""
     rollout: int | None = None
-    """The rollout that it is of; None where that has the step's number."""
+    """Rollout of the group; None if that has the step's number."""
     factor: float = 1.0
-    """What its advantages are multiplied by."""
+    """Factor of its advantages."""
 
 
 class TakenStep(BaseModel):
-    """What a step learns from."""
+    """The groups that a step learns from."""
 
     model_config = ConfigDict(frozen=True)
 
     step: int
-    """Its number."""
+    """Number of the step."""
     base: int
-    """The weights that it starts from."""
+    """Version of the weights that it starts from."""
     groups: list[TakenGroup]
-    """Its groups, in the order of learning."""
+    """Groups in the order of learning."""
     batch: BatchReference
-    """The same for the learner: the samples in their order, and where they are."""
+    """The same for the learner: the samples in their order, and their parts."""
 
     @property
     def staleness(self) -> float:
-        """Versions between sampling and learning, mean over the groups."""
+        """Mean number of versions between sampling and learning, over the groups."""
         return sum(staleness(self.step, group.version) for group in self.groups) / len(self.groups)
 
 
@@ -83,7 +84,7 @@ class AsyncJournal:
         self._folder = folder
 
     def begin(self, begun: BegunRollout) -> BegunRollout:
-        """Write down with what a step's groups are made; what an earlier driver has written, where one has.
+        """Write down the weights and prompts of a step's groups. Return what an earlier driver has written, if one has.
 
         Raises:
             ArtifactError: the store does not answer.
@@ -91,7 +92,7 @@ class AsyncJournal:
         return self._create(self._folder.begun(begun.step), begun)
 
     def take(self, taken: TakenStep) -> TakenStep:
-        """Write down what a step learns from; what an earlier driver has written, where one has.
+        """Write down the groups that a step learns from. Return what an earlier driver has written, if one has.
 
         Raises:
             ArtifactError: the store does not answer.
@@ -105,13 +106,13 @@ class AsyncJournal:
 
 
 def whole_rollout(begun: BegunRollout, batch: BatchReference, versions: Mapping[int, int]) -> TakenStep:
-    """A step that learns from its own rollout.
+    """Return a step that learns from its own rollout.
 
     Args:
-        begun: with what its groups were made.
+        begun: the weights and prompts of its groups.
         batch: all of its samples, group by group.
-        versions: the oldest weights that sampled any of a group, by its prompt. Groups that are not named have those
-            that the step's generation began with.
+        versions: the oldest weights that sampled any of a group, by its prompt. Other groups have the weights that the
+            step's generation began with.
     """
     prompts = dict.fromkeys(sample.prompt for sample in batch.samples)
     groups = [TakenGroup(prompt=prompt, version=versions.get(prompt, begun.policy.version)) for prompt in prompts]
@@ -119,7 +120,7 @@ def whole_rollout(begun: BegunRollout, batch: BatchReference, versions: Mapping[
 
 
 def chosen_groups(step: int, chosen: Sequence[ChosenGroup], samples_per_prompt: int) -> TakenStep:
-    """A step that learns from groups of any rollouts, in this order."""
+    """Return a step that learns from groups of any rollouts, in this order."""
     groups = [
         TakenGroup(
             prompt=each.group.name.prompt,
@@ -144,7 +145,7 @@ def chosen_groups(step: int, chosen: Sequence[ChosenGroup], samples_per_prompt: 
 
 
 def begun_rollouts(folder: JobFolder, first: int) -> list[BegunRollout]:
-    """The rollouts from this number on that drivers have begun.
+    """Return the rollouts from this number on that drivers have begun.
 
     Raises:
         ArtifactError: the store does not answer, or a file is damaged.
@@ -156,7 +157,7 @@ def begun_rollouts(folder: JobFolder, first: int) -> list[BegunRollout]:
 
 
 def taken_steps(folder: JobFolder, first: int) -> list[TakenStep]:
-    """The steps from this number on for which drivers have taken groups.
+    """Return the steps from this number on for which drivers have taken groups.
 
     Raises:
         ArtifactError: the store does not answer, or a file is damaged.
@@ -168,7 +169,7 @@ def taken_steps(folder: JobFolder, first: int) -> list[TakenStep]:
 
 
 def read_taken(folder: JobFolder, step: int) -> TakenStep | None:
-    """What a step of an asynchronous job learnt from; None where nothing is written.
+    """Return the groups that a step of an asynchronous job learnt from; None if nothing is written.
 
     Raises:
         ArtifactError: the store does not answer, or the file is damaged.

@@ -1,4 +1,4 @@
-"""The document that a job was last driven with, as its folder has it, and what another has changed of it."""
+"""The document that a job was last driven with, as its folder has it, and its differences from a new one."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,17 +18,17 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Change:
-    """A field that two documents have otherwise."""
+    """A field that differs between two documents."""
 
     path: str
-    """The field, as a document names it: `spec.optimizer.learningRate`."""
+    """Path of the field in a document: `spec.optimizer.learningRate`."""
     before: Any
-    """What it was; None where it was not there."""
+    """Earlier value; None if it was not there."""
     now: Any
-    """What it is; None where it is not there."""
+    """New value; None if it is not there."""
 
     def within(self, part: str) -> bool:
-        """Whether it is a change of a part of the spec, or of what is in that."""
+        """Return whether it changes a part of the spec, or a field within that part."""
         return re.match(rf"spec\.{re.escape(part)}(?![^.\[])", self.path) is not None
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Change:
 
 
 def begun_job(folder: JobFolder) -> RLHFJob | None:
-    """Return the job as it was last driven; None if no driver has been.
+    """Return the job as it was last driven; None before its first driver.
 
     Raises:
         ArtifactCorruptError: its document is damaged, or of another format.
@@ -66,13 +66,13 @@ def document_of(job: RLHFJob) -> dict[str, Any]:
     document: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     critic = job.spec.algorithm.critic
     if critic is not None and critic.value_clip is None:
-        # Left out, it would have its default.
+        # If left out, it would have its default.
         document["spec"]["algorithm"]["critic"]["valueClip"] = None
     return document
 
 
 def changes_between(before: RLHFJob, job: RLHFJob) -> list[Change]:
-    """Return what a job's spec has otherwise than an earlier document of it.
+    """Return the changes in a job's spec since an earlier document.
 
     A field that names its algorithm's default is no change.
     """
@@ -80,13 +80,13 @@ def changes_between(before: RLHFJob, job: RLHFJob) -> list[Change]:
 
 
 def changes_since(job: RLHFJob, folder: JobFolder) -> list[Change]:
-    """What a job's spec has otherwise than when it was last driven; nothing where it never was."""
+    """Return the changes in a job's spec since it was last driven; nothing if it never was."""
     before = begun_job(folder)
     return [] if before is None else changes_between(before, job)
 
 
 def named(changes: Sequence[Change]) -> str:
-    """Some changes in a sentence, the first few of them."""
+    """Describe changes in a sentence, the first few of them."""
     shown = ", ".join(map(str, changes[:_NAMED]))
     return shown if len(changes) <= _NAMED else f"{shown}, and {len(changes) - _NAMED} more changed"
 

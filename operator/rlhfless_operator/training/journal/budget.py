@@ -1,6 +1,6 @@
-"""What a job may spend: what of its budget is spent, and whether the next step fits into the rest. Pure functions.
+"""The budget of a job: how much is spent, and whether the next step fits into the rest. Pure functions.
 
-Money and GPU-hours are counted alike: what an instance-second of each stage takes of the budget is its *rate*.
+Money and GPU-hours are counted alike. The *rate* of a stage is the share of the budget that an instance-second takes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rlhfless_operator.records.forecast import RECENT, recent_steps
 from rlhfless_operator.records.record import StepRecord
 
 Rates = Mapping[Stage, Decimal]
-"""What an instance-second of each stage takes: money, or GPU-hours."""
+"""Cost of an instance-second of each stage, in money or GPU-hours."""
 
 
 class BudgetExhaustedError(UserError):
@@ -25,28 +25,27 @@ class BudgetExhaustedError(UserError):
 
 @dataclass(frozen=True)
 class NextStep:
-    """The step that is to be begun, as far as it is known."""
+    """The next step, as far as it is known."""
 
     number: int
-    """From 1; 0 is the evaluation before the first."""
+    """Number from 1; 0 is the evaluation before the first step."""
     total: int
     """Steps of the whole job."""
     evaluated: bool
     """Whether an evaluation follows it."""
     planned_seconds: float | None = None
-    """Instance-seconds of generation that are planned for it, where it is planned already."""
+    """Planned instance-seconds of its generation, if it is planned already."""
 
 
 @dataclass(frozen=True)
 class BegunSteps:
-    """The steps before it that are begun and not finished. An asynchronous job has them, as do steps that are planned
-    ahead."""
+    """The steps before it that have begun and are not finished, in an asynchronous job or one that plans ahead."""
 
     steps: Sequence[NextStep]
     money: Decimal
-    """Spent since the last finished step."""
+    """Money spent since the last finished step."""
     gpu_seconds: float
-    """Charged since the last finished step."""
+    """GPU-seconds charged since the last finished step."""
 
 
 NOTHING_BEGUN = BegunSteps((), Decimal(0), 0.0)
@@ -60,17 +59,17 @@ class _Limit:
     most: Decimal
     spent: Decimal
     on_begun: Decimal
-    """What of it was spent since the last finished step."""
+    """Part of it that was spent since the last finished step."""
     rates: Rates
     currency: str | None
-    """None for GPU-hours."""
+    """Currency of the limit; None for GPU-hours."""
 
     def show(self, amount: Decimal) -> str:
         return format_money(amount, self.currency) if self.currency else f"{float(amount):.4g} GPU-hours"
 
 
 def used(budget: BudgetSpec | None, spec: RLHFJobSpec, money: Decimal, gpu_seconds: float) -> float | None:
-    """The share of a budget that is spent, the larger one of its two; None without a budget.
+    """Return the spent share of a budget, the larger one of its two limits; None without a budget.
 
     Args:
         spec: the job's, which has the prices.
@@ -91,9 +90,9 @@ def check_budget(
     step: NextStep,
     begun: BegunSteps = NOTHING_BEGUN,
 ) -> None:
-    """Make sure that a step fits into what is left once the steps before it are finished.
+    """Check that a step fits into the budget that remains once the steps before it are finished.
 
-    The first step of a job has no forecast. It is begun as long as anything is left.
+    The first step of a job has no forecast. It may begin while any of the budget is left.
 
     Args:
         budget: the job's; None for no limit.
@@ -101,8 +100,8 @@ def check_budget(
         money: spent so far.
         gpu_seconds: GPU-seconds that were charged so far.
         records: of the finished steps.
-        step: the one to begin.
-        begun: those before it that are not finished; what was spent on them is in `money` and `gpu_seconds`, too.
+        step: the next step.
+        begun: unfinished steps before it. Their cost so far is in `money` and `gpu_seconds`, too.
 
     Raises:
         BudgetExhaustedError: it does not fit; the message says what to raise, and how far.
@@ -115,16 +114,16 @@ def check_budget(
 
 
 def _owed(limit: _Limit, records: Sequence[StepRecord], begun: Sequence[NextStep]) -> Decimal:
-    """What the steps that are begun will yet take."""
+    """Estimate the rest of the cost of the steps that have begun."""
     forecasts = (step_forecast(records, limit.rates, each) or Decimal(0) for each in begun)
     return max(Decimal(0), sum(forecasts, Decimal(0)) - limit.on_begun)
 
 
 def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -> Decimal | None:
-    """What a step will take: the most that one of the last steps took, or what its plan says if that is more.
+    """Forecast the cost of a step: the most that one of the last steps took, or the cost of its plan if that is more.
 
-    Only steps with an evaluation are like a step with one. Where there is none yet, it takes what the others did and
-    the last evaluation besides.
+    A step with an evaluation is compared with steps that had one. If there is none yet, its forecast is that of the
+    other steps plus the last evaluation.
 
     Args:
         records: of the finished steps.
@@ -145,7 +144,7 @@ def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -
 
 
 def _planned(alike: Sequence[StepRecord], rates: Rates, seconds: float | None) -> Decimal:
-    """What a step takes whose generation is planned, if it compares with its plan as that of the last steps did."""
+    """Forecast the cost of a step from its planned generation, with the last steps' ratio of actual to planned."""
     planned = sum(record.plan["expected_instance_seconds"] for record in alike if record.plan)
     if seconds is None or not planned:
         return Decimal(0)

@@ -1,4 +1,4 @@
-"""The record of a finished step, and the job's status after it: pure functions of what the step came to."""
+"""The record of a finished step, and the job's status after it: pure functions of the step's outcome."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -27,15 +27,15 @@ def record_of(
     prices: Mapping[Stage, Decimal],
     finished_at: float,
 ) -> StepRecord:
-    """What `metrics.jsonl` says of a step.
+    """Return the record of a step for `metrics.jsonl`.
 
     Args:
         step: its number; 0 is the evaluation before the first.
-        seconds: how long it took.
-        account: what its instances did.
-        batch: how its rollout went; None for step 0.
-        learned: what the learner made; None for step 0.
-        evaluation: results after it, where it was evaluated.
+        seconds: its duration.
+        account: instance-seconds of the step.
+        batch: the rollout's record; None for step 0.
+        learned: the learner's result; None for step 0.
+        evaluation: results after it, if it was evaluated.
         prices: of an hour of an instance of each stage.
         finished_at: Unix time.
     """
@@ -45,7 +45,7 @@ def record_of(
     stages["overhead"] = max(0.0, seconds - sum(stages.values()))
     metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
     bound = metrics.get("planning/lower_bound_instance_seconds")
-    # An evaluation's generation is in the account, too. With `async` the generation in it is that of later steps.
+    # The account includes an evaluation's generation. With `async` the generation in it is that of later steps.
     alone = evaluation is None and "generation/staleness" not in metrics
     if bound is not None and alone and (held := account.total("generation")):
         metrics["planning/lower_bound_share"] = bound / held
@@ -64,10 +64,10 @@ def record_of(
 def spent_after(
     before: RLHFJobStatus, account: Account, *, prices: Mapping[Stage, Decimal], gpus: Mapping[Stage, int]
 ) -> dict[str, Any]:
-    """What a status says of the instances, once an account is added to it.
+    """Return the status fields on spending, once an account is added.
 
     Args:
-        account: what they did since.
+        account: of the instances since then.
         prices: of an hour of an instance of each stage.
         gpus: of an instance of each stage.
     """
@@ -89,12 +89,12 @@ def status_after(
     gpus: Mapping[Stage, int],
     keep_best: bool,
 ) -> RLHFJobStatus:
-    """The status with which a step is done.
+    """Return the status with which a step is done.
 
     Args:
         record: of the step, or of step 0's evaluation.
-        account: what its instances did.
-        learned: what the learner made; None for step 0.
+        account: of the step's instances.
+        learned: the learner's result; None for step 0.
         prices: of an hour of an instance of each stage.
         gpus: of an instance of each stage.
         keep_best: whether the weights of the best evaluation are kept.
@@ -127,10 +127,10 @@ def status_after(
 
 
 def record_with(record: StepRecord, account: Account, *, prices: Mapping[Stage, Decimal]) -> StepRecord:
-    """A step's record once its instances have done more.
+    """Add an account to a step's record.
 
     Args:
-        account: what they did since.
+        account: of the instances since the step.
         prices: of an hour of an instance of each stage.
     """
     since = account.by_stage(prices)

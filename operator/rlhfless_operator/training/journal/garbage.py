@@ -1,4 +1,4 @@
-"""Which artifacts are not needed any more."""
+"""The removal of artifacts that are no longer needed."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -11,35 +11,37 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
 
 NO_GROUPS: Mapping[str, int] = {}
-"""Where groups keep to their step."""
+"""The needs of a job whose groups keep to their step."""
 
 
 def remove_remains(folder: JobFolder) -> None:
-    """Remove what drivers and instances that were killed left half-written."""
+    """Remove what killed drivers and instances left half-written."""
     artifacts.sweep(folder.root, artifacts.list_files(folder.root))
 
 
 def remove_lines(folder: JobFolder) -> None:
-    """Remove the lines of all versions, once there are no instances that fetch any. They are a few empty files, and no
-    reason for a job to fail."""
+    """Remove the lines of all versions, once no instance fetches any.
+
+    They are a few empty files, and no reason for a job to fail.
+    """
     with suppress(artifacts.ArtifactError):
         artifacts.remove(folder.file("lines"))
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What a job wants to be kept."""
+    """The artifacts that a job keeps."""
 
     checkpoints: int
-    """How many of the newest."""
+    """Number of newest checkpoints."""
     staleness: int = 0
-    """How many versions old the weights may be that steps are generated with; so many steps may be made ahead."""
+    """Largest age, in versions, of the weights that generate a step. So many steps may be made ahead."""
     rollouts: bool = False
     """Whether the batches of all steps stay."""
 
 
 def retention_of(spec: RLHFJobSpec) -> Retention:
-    """What a job's document asks for."""
+    """Return the retention that a job's document asks for."""
     ahead = spec.asynchronous.max_staleness if spec.asynchronous is not None else 0
     return Retention(spec.checkpoints.keep, ahead, spec.checkpoints.keep_rollouts)
 
@@ -51,11 +53,11 @@ def remove_garbage(
     draft_steps: Collection[int] = (),
     needs: Mapping[str, int] = NO_GROUPS,
 ) -> None:
-    """Remove what neither the status names, nor a fresh learner would need, nor the steps that run now.
+    """Remove what the status does not name and no fresh learner or running step needs.
 
     Args:
-        draft_steps: steps whose responses may yet be drafted from.
-        needs: what groups that go on their own need; see `FreeGroups.needs`.
+        draft_steps: steps whose responses may still be drafted from.
+        needs: of groups that any later step may take; see `FreeGroups.needs`.
     """
     for kind, keep in kept(folder, status, retention, draft_steps, needs).items():
         artifacts.sweep(folder.file(kind), keep)
@@ -68,20 +70,20 @@ def kept(
     draft_steps: Collection[int] = (),
     needs: Mapping[str, int] = NO_GROUPS,
 ) -> dict[str, list[str]]:
-    """URIs that stay, by sub-folder.
+    """Return the URIs that stay, by sub-folder.
 
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
-    the newest checkpoint (or of all steps), responses to draft from, and whatever the running step, the one after the
-    status's, may be writing. In an asynchronous job several steps run, and the weights that sample them stay. The
-    learner may have published the running step already, and be publishing the next one. Only the weights that sample
-    have lines.
+    the newest checkpoint (or of all steps), and responses to draft from. The files that the running step, the one after
+    the status's, may be writing stay, too. In an asynchronous job several steps run, and the weights that sample them
+    stay. The learner may have published the running step already, and be publishing the next one. Only the weights that
+    sample have lines.
     """
     running = status.step + 1
     publishing = (running, running + 1) if retention.staleness else (running,)
     last = max(last_step_begun(status.step, retention.staleness), needs.get("last", 0))
     under_way = range(min(running, needs.get("rollout", running)), last + 1)
-    replayed_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
-    since_checkpoint = range(min(replayed_from, under_way.start, needs.get("batch", running)), under_way.stop)
+    repeated_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
+    since_checkpoint = range(min(repeated_from, under_way.start, needs.get("batch", running)), under_way.stop)
     oldest = oldest_version(running, retention.staleness)
     sampling = {*range(min(oldest, needs.get("version", oldest)), running), *publishing}
     versions = sampling | {named.version for named in (status.weights, status.best) if named is not None}
@@ -106,7 +108,7 @@ def kept(
             *(folder.batches(step, "training") for step in since_checkpoint),
             folder.batches(running, "evaluation"),
         ],
-        # The newest step's results have its export, too.
+        # The newest step's results include its export.
         "results": [*(folder.results(step) for step in (0, status.step, *since_checkpoint))],
         "drafts": [*(folder.drafts(step) for step in {*draft_steps, *under_way})],
         "progress": [folder.progress(status.step), folder.progress(running)],
@@ -118,6 +120,6 @@ def _newest_checkpoints(folder: JobFolder, status: RLHFJobStatus, count: int) ->
         return []
     root = folder.file("checkpoints")
     names = {uri[len(root) :].strip("/").split("/")[0] for uri in artifacts.list_files(root)}
-    # Names hold the step with leading zeros: their order is the steps'.
+    # Names have the step with leading zeros, so they sort by step.
     written = sorted(name for name in names if artifacts.join(root, name) <= status.checkpoint.uri)
     return [artifacts.join(root, name) for name in written[-count:]]

@@ -1,8 +1,8 @@
-"""One driver a job: numbered leases. The highest owns the job, and a superseded driver knows it.
+"""One driver a job: numbered leases. The highest owns the job, and a superseded driver finds that out.
 
-A lease is taken by creating `leases/NUMBER.json`, which only one can do. Its holder renews it; another takes the next
-number only when it has expired, was released, or its process is seen to be dead on this very machine. Before anything
-is published the holder looks whether a higher number exists: the number is the fence.
+A driver takes a lease by creating `leases/NUMBER.json`, which only one can do, and renews it. Another driver takes the
+next number only when the lease has expired, was released, or its process is seen to be dead on this very machine.
+Before it publishes anything, the holder checks for a higher number: the number is the fence.
 """
 
 import json
@@ -28,7 +28,7 @@ class LeaseHeldError(UserError):
 
 
 class LeaseLostError(UserError):
-    """Another driver has taken the job over; this one must stop and publish nothing more."""
+    """Another driver has taken the job over. This one must stop and publish nothing more."""
 
 
 class Lease:
@@ -37,7 +37,7 @@ class Lease:
     def __init__(self, folder: str, number: int) -> None:
         self._folder = folder
         self.number = number
-        """Grows with every driver of the job; names what this one writes."""
+        """Number that grows with every driver of the job, and that is in the names of its files."""
 
     @classmethod
     def acquire(cls, root: str) -> Self:
@@ -64,25 +64,25 @@ class Lease:
         return lease
 
     def renew(self) -> None:
-        """Prolong the lease.
+        """Renew the lease.
 
         Raises:
-            LeaseLostError: somebody else has the job now.
+            LeaseLostError: another driver has the job now.
         """
         self.check()
         artifacts.write_bytes(_uri(self._folder, self.number), self._content(released=False))
 
     def check(self) -> None:
-        """The fence: call it before publishing anything.
+        """Check the fence. Call it before publishing anything.
 
         Raises:
-            LeaseLostError: somebody else has the job now.
+            LeaseLostError: another driver has the job now.
         """
         if _newest(self._folder) != self.number:
             raise LeaseLostError("another driver has taken this job over; this one stops")
 
     def release(self) -> None:
-        """Let the next driver in at once, one of this process even if the store can't be told."""
+        """Let the next driver in at once, one of this process even if the store does not answer."""
         _held.discard(_uri(self._folder, self.number))
         if _newest(self._folder) == self.number:
             artifacts.write_bytes(_uri(self._folder, self.number), self._content(released=True))
@@ -128,7 +128,8 @@ def _boot_id() -> str:
 
 
 def _process_started(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, which tells it from a later one with the same id."""
+    """Return the start time of a process in clock ticks since boot, which tells it from a later one with the same
+    id."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -12,7 +12,7 @@ from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptSt
 
 @dataclass(frozen=True)
 class Span:
-    """An instance was in a state from `start` to `end`, in monotonic seconds."""
+    """A period of an instance in one state, from `start` to `end` in monotonic seconds."""
 
     instance: str
     stage: Stage
@@ -23,17 +23,17 @@ class Span:
 
 @dataclass
 class Account:
-    """Instance-seconds by stage and state, those asleep among them."""
+    """Instance-seconds by stage and state, including sleep."""
 
     seconds: dict[tuple[Stage, KeptState], float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, other: "Account") -> None:
-        """Take in another account's seconds."""
+        """Add another account's seconds."""
         for key, seconds in other.seconds.items():
             self.seconds[key] += seconds
 
     def total(self, stage: Stage | None = None, state: KeptState | None = None) -> float:
-        """Instance-seconds, of one stage or of all; in one state, or in all that are charged."""
+        """Return the instance-seconds of one stage or all, in one state or in all that are charged."""
         states = CHARGED_STATES if state is None else (state,)
         return sum(
             seconds
@@ -42,7 +42,7 @@ class Account:
         )
 
     def cost(self, prices: Mapping[Stage, Decimal], stage: Stage | None = None) -> Decimal:
-        """Money, to a millionth, of one stage or of all.
+        """Return the money of one stage or all, to a millionth.
 
         Args:
             prices: of an hour of an instance of each stage.
@@ -52,7 +52,7 @@ class Account:
         return sum(costs, Decimal(0)).quantize(Decimal("0.000001"))
 
     def gpu_seconds(self, gpus: Mapping[Stage, int]) -> float:
-        """GPU-seconds of the states that are charged.
+        """Return the GPU-seconds of the states that are charged.
 
         Args:
             gpus: of an instance of each stage.
@@ -60,7 +60,7 @@ class Account:
         return sum(gpus[stage] * self.total(stage) for stage in STAGES)
 
     def by_stage(self, prices: Mapping[Stage, Decimal]) -> dict[Stage, StageAccount]:
-        """One account a stage, as `metrics.jsonl` has it."""
+        """Return one account a stage, as in `metrics.jsonl`."""
         return {
             stage: StageAccount(
                 **{state: round(self.total(stage, state), 6) for state in KEPT_STATES},
@@ -79,7 +79,7 @@ class Ledger:
         self._spans: list[Span] = []
 
     def observe(self, change: StateChange) -> None:
-        """An instance changed its state."""
+        """Note an instance's change of state."""
         self._charge(change.instance, change.at)
         if change.state == "ended":
             self._open.pop(change.instance, None)
@@ -87,7 +87,7 @@ class Ledger:
             self._open[change.instance] = (change.stage, change.state, change.at)
 
     def close(self, now: float) -> Account:
-        """End the account at `now` and begin the next; instances that live on are split at this moment."""
+        """End the account at `now` and begin the next. Instances that live on are split at this moment."""
         for instance, (stage, state, _) in list(self._open.items()):
             self._charge(instance, now)
             self._open[instance] = (stage, state, now)
@@ -95,7 +95,7 @@ class Ledger:
         return account
 
     def running(self, now: float) -> Account:
-        """The open account with living instances charged up to `now`; nothing is closed."""
+        """Return the open account with living instances charged up to `now`. Nothing is closed."""
         account = Account()
         account.add(self._account)
         for stage, state, since in self._open.values():
@@ -103,12 +103,12 @@ class Ledger:
         return account
 
     def take_spans(self) -> list[Span]:
-        """The spans that have ended since the last call."""
+        """Return the spans that have ended since the last call."""
         spans, self._spans = self._spans, []
         return spans
 
     def instances(self) -> dict[tuple[Stage, InstanceState], int]:
-        """How many instances are in each state now."""
+        """Return the number of instances in each state now."""
         counts: dict[tuple[Stage, InstanceState], int] = defaultdict(int)
         for stage, state, _ in self._open.values():
             counts[stage, state] += 1

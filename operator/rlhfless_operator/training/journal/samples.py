@@ -1,4 +1,4 @@
-"""`samples.jsonl`: what the policy wrote, for people to read, from before the first step to after the last."""
+"""`samples.jsonl`: responses of the policy for people to read, from before the first step to after the last."""
 
 import json
 import threading
@@ -18,23 +18,24 @@ _MOST_OF_A_GROUP = 8
 
 
 def evaluation_examples(prompts: Sequence[int]) -> frozenset[SampleTask]:
-    """Of an evaluation, the first sample of each of the first prompts, which are the same ones every time."""
+    """Return the samples to keep of an evaluation: the first of each of the first prompts, the same every time."""
     return frozenset(SampleTask(prompt=prompt, index=0) for prompt in prompts[:_EVALUATION_PROMPTS])
 
 
 def training_examples(prompts: Sequence[int], groups: int, samples_per_prompt: int) -> frozenset[SampleTask]:
-    """Of a step, the first samples of the groups that were drawn first: the seed has shuffled them."""
+    """Return the samples to keep of a step: the first of the groups that were drawn first. The seed has shuffled
+    them."""
     indices = range(min(samples_per_prompt, _MOST_OF_A_GROUP))
     return frozenset(SampleTask(prompt=prompt, index=index) for prompt in prompts[:groups] for index in indices)
 
 
 def kept_examples(examples: Iterable[ExampleSample], batch: Sequence[SampleTask], groups: int) -> list[ExampleSample]:
-    """Of all examples of a step's rounds, those of so many groups; what is learnt from comes before what is not.
+    """Choose so many groups of a step's examples. Groups that are learnt from come first.
 
     Args:
-        examples: in any order; one may be there twice.
+        examples: of all rounds of the step, in any order; one may be there twice.
         batch: the samples that are learnt from, in their order.
-        groups: how many.
+        groups: number of groups.
     """
     by_key = {(example.row, example.index): example for example in examples}
     order = {row: place for place, row in enumerate(dict.fromkeys(sample.prompt for sample in batch))}
@@ -43,20 +44,22 @@ def kept_examples(examples: Iterable[ExampleSample], batch: Sequence[SampleTask]
 
 
 class SamplesFile:
-    """The file, read and written anew for each step: object stores can't append, and one operator has a thousand jobs,
-    whose texts it can't hold. A step that is taken again replaces its own lines.
+    """The file of samples, read and rewritten for each step.
+
+    Object stores can't append, and an operator of a thousand jobs can't hold their texts. A step that is taken again
+    replaces its own lines.
 
     Args:
-        uri: where it is.
+        uri: of the file.
     """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        # An evaluation may be written while the step before it is.
+        # An evaluation may be written at the same time as the step before it.
         self._lock = threading.Lock()
 
     def put(self, when: When, step: int, samples: Sequence[ExampleSample]) -> None:
-        """Write samples down, instead of those that were there of the same evaluation or step.
+        """Write samples in place of earlier ones of the same evaluation or step.
 
         Raises:
             ArtifactError: the store can't be read or written.
@@ -72,10 +75,10 @@ class SamplesFile:
 
 
 def bounded(lines: list[Line], most: int) -> list[Line]:
-    """Lines of at most so many bytes: where they are more, every second training step is left out, then every second
-    of the rest and so on. The first and the newest stay, and so do evaluations.
+    """Return lines of at most so many bytes.
 
-    What is left depends on the steps alone, not on how often a driver was killed.
+    If there are more, every second training step is left out, then every second of the rest and so on. The first and
+    the newest stay, and so do evaluations. The choice depends on the steps alone, not on how often a driver was killed.
     """
     steps = sorted({line["step"] for line in lines if line["when"] == "training"}) or [0]
     stride = 1
@@ -94,7 +97,7 @@ def _same(line: Line, when: When, step: int) -> bool:
 
 
 def _read(uri: str) -> list[Line]:
-    """The lines that are there; what somebody has damaged is left out."""
+    """Return the lines that are there, without damaged ones."""
     lines: list[Line] = []
     if artifacts.exists(uri):
         for text in artifacts.read_bytes(uri).splitlines():

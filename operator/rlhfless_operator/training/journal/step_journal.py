@@ -1,7 +1,7 @@
-"""What a driver has done, as the job's folder tells it: status, records, accounts, and the batches that were learnt.
+"""The files that record a driver's progress: status, records, accounts, and the batches that were learnt.
 
-What is written down is what a later driver goes on from. This one goes on at once. A step that was not written down is
-taken again by the next driver, and comes to the same bits.
+A later driver resumes from what is written down. This one continues at once. A step that was not written down is taken
+again by the next driver, and comes to the same bits.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rlhfless_operator.training.journal.tracking import Tracking
 from rlhfless_operator.training.journal.write_behind import WriteBehind
 
 _LOOK_SECONDS = 0.05
-"""Between two looks at whether instances are gone."""
+"""Seconds between two looks at whether instances are gone."""
 
 
 class StepJournal:
@@ -42,7 +42,7 @@ class StepJournal:
 
     Args:
         spec: the job's.
-        folder: where it is written.
+        folder: receives the files.
         lease: the fence of every write.
         status: as the last driver left it.
     """
@@ -53,18 +53,18 @@ class StepJournal:
         self.lease = lease
         self.status = status
         self.records: list[StepRecord] = []
-        """Of the finished steps."""
+        """Records of the finished steps."""
         self.settings = SettingsHistory()
-        """What the steps are learnt with."""
+        """Settings that each step is learnt with."""
         self.ledger = Ledger()
         self.budget: Callable[[], BudgetSpec | None] = lambda: spec.budget
-        """What the job may spend, as its user wants it now."""
+        """Returns the budget as the job's user wants it now."""
         self._prices, self._gpus = spec.instance_prices, spec.instance_gpus
         self.tracking = Tracking({})
         self.on_status: Callable[[RLHFJobStatus], None] = lambda status: None
-        """Told of every status once it is written."""
+        """Called with every status once it is written."""
         self.committed_at = time.monotonic()
-        """When the last step was finished, in monotonic seconds."""
+        """Time of the last finished step, in monotonic seconds."""
         self._clock_offset = status.seconds - self.committed_at
         self._behind = WriteBehind()
         self._published = status
@@ -72,10 +72,11 @@ class StepJournal:
         self._spans = JsonLines(folder.file("ledger.jsonl"), [])
         self.samples = SamplesFile(folder.file("samples.jsonl"))
         self._batches: dict[int, bytes] = {}
-        """What was learnt from since the newest checkpoint, by step: compressed, since a thousand jobs have it here."""
+        """Batches since the newest checkpoint, by step. They are compressed, because an operator may hold a thousand
+        jobs."""
 
     def read_records(self) -> None:
-        """Read what earlier drivers wrote of the steps that are done."""
+        """Read earlier drivers' records of the finished steps."""
         self.records = committed_records(self._folder, self.status)
         self._metrics = JsonLines(
             self._folder.file("metrics.jsonl"), [record.model_dump(mode="json") for record in self.records]
@@ -86,7 +87,7 @@ class StepJournal:
     # --- money ---
 
     def spent(self, now: float) -> tuple[Decimal, float]:
-        """Money and GPU-seconds over all drivers, the step under way included.
+        """Return the money and GPU-seconds of all drivers, the current step included.
 
         Args:
             now: monotonic seconds.
@@ -96,7 +97,7 @@ class StepJournal:
         return status.cost + running.cost(self._prices), status.gpu_seconds + running.gpu_seconds(self._gpus)
 
     def outlook(self, status: RLHFJobStatus) -> dict[str, Any]:
-        """What a status says of the money to come: the forecast, and the share of the budget that is used."""
+        """Return the status fields on future spending: the forecast, and the used share of the budget."""
         return {
             "forecast": forecast_cost(status.cost, self.records, status.steps),
             "budget_used": used(self.budget(), self._spec, status.cost, status.gpu_seconds),
@@ -106,11 +107,11 @@ class StepJournal:
 
     @property
     def published(self) -> RLHFJobStatus:
-        """The status as it is written down."""
+        """Status as it is written down."""
         return self._published
 
     async def update_status(self, **changes: Any) -> None:
-        """Write the status, once all that came before is written; the lease is the fence.
+        """Change the status and write it after all earlier writes; the lease is the fence.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -119,11 +120,11 @@ class StepJournal:
         await self.written()
 
     def enter(self, stage: Stage) -> None:
-        """Say which stage begins."""
+        """Record the stage that begins."""
         self._status_is(self.status.model_copy(update={"stage": stage}))
 
     async def written(self) -> None:
-        """Wait until everything is written down.
+        """Wait until everything is written.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -131,8 +132,9 @@ class StepJournal:
         await self._behind.done()
 
     async def leave(self, phase: Phase, message: str) -> None:
-        """Write this driver's last status, with what was spent since the last step. Where a write has failed, what came
-        after it is not so.
+        """Write this driver's last status, with what was spent since the last step.
+
+        If a write has failed, the later ones never happened.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -148,33 +150,33 @@ class StepJournal:
         await self.update_status(phase=phase, message=message, **spent, **outlook)
 
     def heed_writes(self) -> None:
-        """Raise the error of a write that failed since, if there is one."""
+        """Raise the error of a write that has failed, if there is one."""
         self._behind.heed()
 
     # --- batches ---
 
     def keep_batch(self, step: int, batch: StepBatch) -> None:
-        """Write down a step's batch, which a later driver learns from."""
+        """Write a step's batch down for a later driver to learn from."""
         self._batches[step] = _compressed(batch.batch)
         content = batch.model_dump(mode="json")
         self._behind.add(lambda: self._under_lease(artifacts.write_json, self._folder.result("batch", step), content))
 
     def keep_rollout(self, number: int, rollout: StepBatch) -> None:
-        """Write down a complete rollout whose groups several steps may learn from."""
+        """Write a complete rollout down whose groups several steps may learn from."""
         content, uri = rollout.model_dump(mode="json"), self._folder.result("batch", number)
         self._behind.add(lambda: self._under_lease(artifacts.write_json, uri, content))
 
     def learns_from(self, batch: BatchReference) -> None:
-        """A step learns from this, and it is written down already."""
+        """Note that a step learns from this batch, which is written down already."""
         self._batches[batch.step] = _compressed(batch)
 
     def batches_since_checkpoint(self, step: int) -> list[BatchReference]:
-        """What the steps between the newest checkpoint and `step` learnt from."""
+        """Return the batches of the steps between the newest checkpoint and `step`."""
         return [self._batch_of(earlier) for earlier in range(self.checkpoint_step + 1, step)]
 
     @property
     def checkpoint_step(self) -> int:
-        """Step of the newest checkpoint; 0 where there is none."""
+        """Step of the newest checkpoint; 0 if there is none."""
         return self.status.checkpoint.step if self.status.checkpoint else 0
 
     def _batch_of(self, step: int) -> BatchReference:
@@ -199,10 +201,10 @@ class StepJournal:
     ) -> StepRecord:
         """Write down a finished step (or step 0's evaluation). The status comes last: with it the step is done.
 
-        Returns before that is written, but not before the step before is.
+        Return before that is written, but not before the step before is.
 
         Args:
-            position: what a later driver goes on from, besides the status.
+            position: the state that a later driver resumes from, besides the status.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -229,7 +231,7 @@ class StepJournal:
         """Charge the last step with what came after it: the export, and every instance until it is gone.
 
         Args:
-            within: seconds for instances that were let go to be gone; what one costs after that is not charged.
+            within: seconds to wait for released instances to go; later costs are not charged.
 
         Raises:
             LeaseLostError: another driver has the job.
@@ -260,7 +262,7 @@ class StepJournal:
         self._behind.add(publish)
 
     def _write_end(self, record: StepRecord) -> None:
-        """The last step's record as it is now, and the spans since."""
+        """Write the last step's record as it is now, and the spans since."""
         spans = self._take_spans()
 
         async def write() -> None:
@@ -273,7 +275,7 @@ class StepJournal:
         self._behind.add(write)
 
     def _take_spans(self) -> list[dict[str, Any]]:
-        """Lines of `ledger.jsonl` for what has ended since the last call."""
+        """Return the lines of `ledger.jsonl` for the spans that have ended since the last call."""
         offset = self._clock_offset
         return [
             {
@@ -291,7 +293,7 @@ class StepJournal:
 
         async def write() -> None:
             await asyncio.to_thread(self.lease.check)
-            # Beside each other, since a store takes its time for each file.
+            # In parallel, because a store takes its time for each file.
             await asyncio.gather(
                 asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
                 asyncio.to_thread(self._spans.append, *spans),
@@ -305,7 +307,7 @@ class StepJournal:
         self, record: StepRecord, status: RLHFJobStatus, draft_steps: list[int], needs: dict[str, int]
     ) -> None:
         self.tracking.log(record)
-        # What can't be removed now is found again after the next step.
+        # A file that can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
             await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps, needs)
 
@@ -318,19 +320,19 @@ class StepJournal:
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
-    """The status in a job's folder; None where no driver has been."""
+    """Return the status in a job's folder; None before its first driver."""
     uri = folder.file("status.json")
     return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
 
 
 def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:
-    """The records of the steps that the status says are done."""
+    """Return the records of the steps that the status counts as done."""
     records = read_records(folder.file("metrics.jsonl"), StepRecord)
     return [record for record in records if record.step <= status.step]
 
 
 def new_uid() -> str:
-    """A fresh incarnation's id."""
+    """Return the id of a new incarnation."""
     return uuid.uuid4().hex
 
 

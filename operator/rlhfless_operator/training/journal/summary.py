@@ -1,4 +1,4 @@
-"""What a job came to, for scripts and for the model card."""
+"""The summary of a job, for scripts and for the model card."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from rlhfless_operator.records.status import DataStatus, RLHFJobStatus
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
-    """`summary.json`: seconds, money and its share of the budget, rewards, and accuracies where the job evaluates."""
+    """Return `summary.json`: seconds, money and its share of the budget, rewards, and accuracies if the job
+    evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
     evaluations = [record.accuracy for record in records if record.accuracy is not None]
     summary: dict[str, Any] = {

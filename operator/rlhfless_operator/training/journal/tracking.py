@@ -1,8 +1,8 @@
-"""Metrics to TensorBoard, Weights & Biases and MLflow, besides `metrics.jsonl`, which stays the one source of them.
+"""Metrics to TensorBoard, Weights & Biases and MLflow, besides `metrics.jsonl`, which stays their one source.
 
-A tracker is told of a step after the step is committed, from a thread of its own: it can neither hold training up nor
-end it. What it has missed, because it failed or because the driver was killed just then, it is told when the job is
-next opened. However often a job is interrupted, a tracker holds each step once.
+A tracker is told of a step after its commit, from a thread of its own: it can neither delay training nor end it. It is
+told of the steps that it has missed, because it failed or the driver was killed, when the job is next opened. A tracker
+holds each step once, however often a job is interrupted.
 """
 
 import time
@@ -24,31 +24,31 @@ from rlhfless_operator.records.status import Phase
 
 
 class TrackingError(UserError):
-    """A tracker that the job asks for can't be had."""
+    """A tracker that the job asks for is not available."""
 
 
 class Tracker(Protocol):
-    """Somewhere that metrics go."""
+    """A destination of metrics."""
 
     newest: int
-    """The last step that it holds from earlier drivers; -1 if none."""
+    """Last step that it holds from earlier drivers; -1 if none."""
 
     def log(self, step: int, scalars: dict[str, float], at: float) -> None:
-        """Take a step's numbers; `at` is the Unix time at which it was finished."""
+        """Take a step's numbers; `at` is the Unix time at which the step was finished."""
 
     def close(self, phase: Phase) -> None:
-        """No more steps come from this driver."""
+        """Close it: this driver has no more steps."""
 
 
 def check_tracking(job: RLHFJob, root: str) -> None:
-    """Make sure, before anything is touched, that the trackers can work.
+    """Check, before anything is changed, that the trackers can work.
 
     Args:
         job: the job.
         root: URI of its folder.
 
     Raises:
-        TrackingError: a package is not installed, or event files have nowhere to go.
+        TrackingError: a package is not installed, or event files have no folder to go to.
     """
     tracking = job.spec.tracking
     faults = [
@@ -65,12 +65,12 @@ def check_tracking(job: RLHFJob, root: str) -> None:
 
 
 class Tracking:
-    """All trackers of a run.
+    """The trackers of a run.
 
     Args:
         trackers: by the name of their field.
         records: the steps that are committed already.
-        note: told, once for each tracker, that it has failed.
+        note: called once for each tracker that has failed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Tracking:
             self.log(record)
 
     def log(self, record: StepRecord) -> None:
-        """Hand a committed step on; returns at once."""
+        """Hand a committed step on. Returns at once."""
         if self._trackers:
             self._cost += record.cost
             at = time.time() if record.finished_at is None else record.finished_at
@@ -110,7 +110,7 @@ class Tracking:
             try:
                 tell(tracker)
             except Exception as error:
-                # Another's service or package: its failure must not stop training.
+                # The failure of an external service or package must not stop training.
                 del self._trackers[name]
                 self._note(
                     f"spec.tracking.{name}: {_sentence(error)}; training goes on without it, and the next"
@@ -119,22 +119,22 @@ class Tracking:
 
 
 def _sentence(error: Exception) -> str:
-    """What another's package says, on one line."""
+    """Return another package's error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
 
 
 def open_tracking(
     job: RLHFJob, root: str, uid: str, driver: int, records: Sequence[StepRecord], note: Callable[[str], None]
 ) -> Tracking:
-    """Open the trackers that a job asks for, with its document, and hand on what they lack.
+    """Open the trackers that a job asks for, with its document, and hand on the steps that they lack.
 
     Args:
         job: the job.
         root: URI of its folder.
-        uid: of this incarnation of the job; trackers go on with the run of the same uid.
+        uid: of this incarnation of the job; trackers continue the run of the same uid.
         driver: number of the driver.
         records: the committed steps.
-        note: told of failures while the run goes on.
+        note: called with failures during the run.
 
     Raises:
         TrackingError: one can't be opened.
@@ -161,10 +161,10 @@ def open_tracking(
 
 
 def scalars(record: StepRecord, total_cost: Decimal) -> dict[str, float]:
-    """A step's numbers under the names that trackers group by what stands before the first slash.
+    """Return a step's numbers by name. Trackers group them by the word before the first slash.
 
-    `train/` and `eval/` as in Hugging Face's Trainer, `timing_s/` as in verl; the ledger's are `instance_s/` and
-    `cost/`.
+    `train/` and `eval/` are as in Hugging Face's Trainer, `timing_s/` as in verl; `instance_s/` and `cost/` are from
+    the ledger.
 
     Args:
         record: the step.
@@ -185,14 +185,14 @@ def scalars(record: StepRecord, total_cost: Decimal) -> dict[str, float]:
 
 
 class TensorBoardTracker:
-    """One event file, written anew by every driver. It holds what `metrics.jsonl` holds.
+    """One event file, rewritten by every driver, with the same numbers as `metrics.jsonl`.
 
-    Its records and framing are TensorBoard's own. Its `EventFileWriter` is not used: it imports TensorFlow where that
-    is installed, and a failure of its own thread, such as a full disk, would go unnoticed.
+    Its records and framing are TensorBoard's own. Its `EventFileWriter` is not used: it imports TensorFlow if that is
+    installed, and a failure of its own thread, such as a full disk, would go unnoticed.
 
     Args:
-        folder: where the file goes.
-        driver: number of the driver; a later file has a later name, which a TensorBoard that is open goes on to.
+        folder: receives the file.
+        driver: number of the driver. A later file has a later name, so an open TensorBoard moves on to it.
         document: the job, shown under the Text tab.
     """
 
@@ -209,7 +209,7 @@ class TensorBoardTracker:
         self._writer = RecordWriter((folder / f"events.out.tfevents.{driver:010d}.rlhfless").open("wb"))
         now = time.time()
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))
-        # A TensorBoard that is open forgets what it has read of earlier files from this step on.
+        # An open TensorBoard drops what it has read of earlier files from this step on.
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(self._event(wall_time=now, step=0, session_log=restart))
         text = f"```yaml\n{yaml.safe_dump(document, sort_keys=False)}```"
@@ -246,14 +246,14 @@ class TensorBoardTracker:
 class WandbTracker:
     """A Weights & Biases run whose id is the job's uid.
 
-    Online, the service says how far it is. Offline, every driver writes the run anew from its first step, and the
-    folder of an earlier driver is removed, because `wandb sync` should send each step once.
+    Online, the service knows the last step. Offline, every driver writes the run anew from its first step and removes
+    the folder of an earlier driver, because `wandb sync` should send each step once.
 
     Args:
         spec: project and mode.
         name: of the run.
         uid: its id.
-        folder: the job's local folder, where the run's files go; the working directory if it is elsewhere.
+        folder: the job's local folder for the run's files; the working directory if the job's is not local.
         document: the job.
     """
 
@@ -285,12 +285,12 @@ class WandbTracker:
         self._run.log({**scalars, "_timestamp": at}, step=step)
 
     def close(self, phase: Phase) -> None:
-        """Finish the run; one that did not succeed counts as failed, and may go on."""
+        """Finish the run. One that did not succeed counts as failed, and may be resumed."""
         self._run.finish(exit_code=0 if phase == "Succeeded" else 1)
 
 
 class MlflowTracker:
-    """An MLflow run, found again by a tag with the job's uid; another tag, set with the metrics, says how far it is.
+    """An MLflow run, found again by a tag with the job's uid; another tag, set with the metrics, has the last step.
 
     Args:
         spec: server or folder, and experiment.
@@ -300,9 +300,9 @@ class MlflowTracker:
     """
 
     _MOST_PARAMS = 100
-    """That MLflow takes in a batch."""
+    """Most parameters that MLflow takes in a batch."""
     _LONGEST_PARAM = 6000
-    """Characters that MLflow takes."""
+    """Most characters that MLflow takes in a parameter."""
     _OUTCOMES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Interrupted": "KILLED", "Suspended": "KILLED"}  # noqa: RUF012
 
     def __init__(self, spec: MlflowSpec, name: str, uid: str, document: dict[str, Any]) -> None:
@@ -335,13 +335,14 @@ class MlflowTracker:
         self._client.log_batch(self._run, metrics=metrics, tags=[tag])
 
     def close(self, phase: Phase) -> None:
-        """Say how the run ended; nothing if another driver has taken it over."""
+        """Record how the run ended; nothing if another driver has taken it over."""
         if phase in self._OUTCOMES:
             self._client.set_terminated(self._run, status=self._OUTCOMES[phase])
 
 
 def _mlflow_name(name: str) -> str:
-    """A name with one slash: where MLflow keeps files, `a/b` and `a/b/c` would be a file and a folder of one name."""
+    """Return a name with at most one slash: where MLflow keeps files, `a/b` and `a/b/c` would be a file and a folder of
+    one name."""
     group, _, rest = name.partition("/")
     return f"{group}/{rest.replace('/', '.')}"
 

@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 HEAD_START_SECONDS = 0.05
-"""By which what is urgent, the next stage's requests, goes before writes: both need the interpreter and the disk."""
+"""Seconds by which urgent requests of the next stage go before writes: both need the interpreter and the disk."""
 
 
 class WriteBehind:
-    """Carries writes out one after another while its owner goes on.
+    """Carries out writes one after another while its owner continues.
 
-    After one that has failed none is made any more: what a later one says may rest on it.
+    After a failed write none is made any more: later ones may rest on it.
     """
 
     def __init__(self) -> None:
@@ -19,11 +19,11 @@ class WriteBehind:
         self._hurry = asyncio.Event()
 
     def add(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Have this written after all that was added before."""
+        """Write this after all that was added before."""
         self._last = asyncio.create_task(self._after(self._last, write))
 
     async def done(self) -> None:
-        """Wait for all of them; to be cancelled meanwhile stops none. Raises what the first to fail has raised."""
+        """Wait for all writes, and raise the first error. Cancelling the wait stops no write."""
         if self._last is None:
             return
         self._hurry.set()
@@ -33,7 +33,7 @@ class WriteBehind:
             self._hurry.clear()
 
     def heed(self) -> None:
-        """Raise what the first to fail has raised, if one has by now."""
+        """Raise the first error of a write, if there is one by now."""
         if self._last is not None and self._last.done():
             self._last.result()
 

@@ -1,1 +1,4 @@
-"""Requests to the instances: `builder` makes them, `tasks` sends one and tries it again."""
+"""Requests to the instances.
+
+- `builder`: make the requests. `rehearsal`: the emulated GPUs in them. `tasks`: send a request, and retry it.
+"""

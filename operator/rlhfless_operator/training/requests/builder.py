@@ -40,10 +40,11 @@ class RequestBuilder:
 
     Args:
         job: the job with resolved paths.
-        folder: where its artifacts are.
+        folder: the job's artifacts.
         uid: unique id of the job's incarnation.
-        sleeps: whether instances that are kept give their devices' memory back between their tasks.
-        shares_prefixes: whether instances are started with what it takes to share prefixes, asked for each request.
+        sleeps: whether idle instances give their devices' memory back between tasks.
+        shares_prefixes: called for each request; returns whether instances are started with the means to share
+            prefixes.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class RequestBuilder:
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.passes = Passes(job.spec)
         self.initial = WeightsReference(version=0, uri=job.spec.model.source)
-        # A stream that may be silent for less than a heartbeat would be abandoned for nothing.
+        # A stream that may be silent for less than a heartbeat would be dropped for no reason.
         self._heartbeat = min(_HEARTBEAT_SECONDS, job.spec.limits.stall / 3)
 
     @property
     def engine(self) -> EngineSettings:
-        """What generation instances are made with."""
+        """Settings of the generation instances' engine."""
         generation, sampling = self._spec.generation, self._spec.sampling
         return EngineSettings(
             name=generation.engine,
@@ -82,20 +83,21 @@ class RequestBuilder:
 
     @property
     def drafts(self) -> bool:
-        """Whether tokens may be drafted, and responses are kept for it."""
+        """Whether tokens may be drafted, so that responses are kept for it."""
         return self._spec.generation.drafting == "auto"
 
     @property
     def relays_weights(self) -> bool:
-        """Whether instances pass weights on. In a rehearsal there are none."""
+        """Whether instances pass weights on. A rehearsal has no weights."""
         return self._spec.generation.weight_relays == "auto" and self._spec.rehearsal is None
 
     def weights_line(self, version: int) -> str | None:
-        """Where instances that fetch a version find each other; None if they read the store alone."""
+        """Return the folder in which instances that fetch a version find each other; None if they only read the
+        store."""
         return self._folder.line(version) if self.relays_weights else None
 
     def preload(self, weights: WeightsReference) -> Preload:
-        """What a fresh instance of generation loads before its first request."""
+        """Return what a fresh instance of generation loads before its first request."""
         return Preload(self._spec.model, weights, self.engine, self.weights_line(weights.version))
 
     @property
@@ -104,21 +106,21 @@ class RequestBuilder:
 
     @property
     def learns_in_pieces(self) -> bool:
-        """Whether a step's batch is cut as its groups arrive, into pieces whose gradients are accumulated."""
+        """Whether a step's batch is cut into pieces as its groups arrive. Their gradients are accumulated."""
         in_rounds = bool(self.algorithm.dynamic_sampling_rounds)
         whole = self.passes.updates_per_step > 1 or self.algorithm.normalizes_batch or in_rounds
-        # Where stages take turns, a learner that waits for groups would have the GPUs that they need.
+        # If stages take turns, a learner that waits for groups would hold the GPUs that they need.
         return self._spec.learning.overlap == "auto" and not whole and not self._sleeps
 
     def data(self, purpose: Purpose) -> DataSettings:
-        """The dataset of a purpose."""
+        """Return the dataset of a purpose."""
         if purpose == "training":
             return self._spec.data
         assert self._spec.evaluation is not None
         return self._spec.evaluation.data
 
     def materialize(self, purpose: Purpose, attempt: int) -> MaterializeRequest:
-        """Read, tokenize and publish a dataset."""
+        """Make the request to read, tokenize and publish a dataset."""
         return MaterializeRequest(
             key=self._key(0, "preparation", f"data-{purpose}", attempt),
             result=self._folder.result(f"data-{purpose}", 0),
@@ -144,14 +146,14 @@ class RequestBuilder:
         weights_from: Sequence[str] = (),
         next_weights: Sequence[NextWeights] = (),
     ) -> GenerationRequest:
-        """Generate what an actor has left.
+        """Make the request for an actor's unfinished samples.
 
         Args:
             begun: the weights that the step's generation began with.
-            oldest_version: the oldest weights whose tokens are kept; None for those of the attempt's weights alone.
-            sharing: what the step's actors share, computed with the weights that it began with.
-            draft_steps: says which steps' responses may be like those to these training prompts.
-            attempt: what is asked for.
+            oldest_version: the oldest weights whose tokens are kept; None for those of the attempt's weights only.
+            sharing: prefixes that the step's actors share, computed with the weights that it began with.
+            draft_steps: returns the steps whose responses may be like those to these training prompts.
+            attempt: the actor's samples.
             weights_from: the chain of instances that may pass the attempt's weights on.
             next_weights: newer versions that may be published meanwhile.
         """
@@ -188,11 +190,11 @@ class RequestBuilder:
     def next_weights(
         self, present: WeightsReference, count: int, chain: Callable[[int], Sequence[str]]
     ) -> list[NextWeights]:
-        """The versions after the present one that may be published while a request decodes; none in a rehearsal.
+        """Return the next versions that may be published while a request decodes; none in a rehearsal.
 
         Args:
-            count: how many.
-            chain: says which instances may pass a version on.
+            count: number of versions.
+            chain: returns the instances that may pass a version on.
         """
         if self._spec.rehearsal is not None:
             return []
@@ -226,8 +228,13 @@ class RequestBuilder:
         *,
         by_group: bool = False,
     ) -> PrepareRequest:
-        """Prepare a chunk of complete groups; `visits` are the earlier ones of each prompt, `examples` the step's, and
-        `by_group` asks for metrics of each group."""
+        """Make the request to prepare a chunk of complete groups.
+
+        Args:
+            visits: number of earlier visits of each prompt.
+            examples: samples of the step to be had as text.
+            by_group: whether to return metrics of each group.
+        """
         folder = self._folder.batches(step, purpose)
         training = purpose == "training"
         return PrepareRequest(
@@ -259,7 +266,7 @@ class RequestBuilder:
         )
 
     def step_settings(self, total_steps: int) -> StepSettings:
-        """What a step that is taken now is taken with, of what may change in the middle of a job."""
+        """Return the settings of a step that is taken now; they may change in the middle of a job."""
         return StepSettings(optimizer=self._spec.optimizer, total_steps=total_steps)
 
     def learn(
@@ -277,8 +284,13 @@ class RequestBuilder:
         before: LearnResult | None = None,
         publish_beside: bool = False,
     ) -> LearnRequest:
-        """Take one training step, with others where there is a gang. `following` is the piece journal of a batch that
-        is still being prepared. `before` is the step before, if it is learnt and the status does not name it yet."""
+        """Make the request for one training step, with other learners if there is a gang.
+
+        Args:
+            replay: batches since the checkpoint, which a fresh learner repeats.
+            following: the piece journal of a batch that is still being prepared.
+            before: the step before, if it is learnt and the status does not name it yet.
+        """
         step = batch.step
         settings = self.step_settings(total_steps)
         newest = self.weights(status.weights)
@@ -320,7 +332,7 @@ class RequestBuilder:
         )
 
     def gang(self, step: int, size: int) -> list[Gang | None]:
-        """What each of so many instances is told of the others; nothing where it is alone."""
+        """Return the gang that each of so many instances belongs to; None for a single one."""
         if size == 1:
             return [None]
         meeting = self._folder.result(f"meeting-{uuid.uuid4().hex}", step)
@@ -328,7 +340,7 @@ class RequestBuilder:
         return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
 
     def export(self, weights: WeightsReference, model_card: str, attempt: int) -> ExportRequest:
-        """Publish the trained model for the user."""
+        """Make the request to publish the trained model for the user."""
         return ExportRequest(
             key=self._key(weights.version, "learning", "export", attempt),
             result=self._folder.result("export", weights.version),
@@ -340,7 +352,7 @@ class RequestBuilder:
         )
 
     def weights(self, newest: WeightsReference | None) -> WeightsReference:
-        """The weights that the status names; the model as given if it names none."""
+        """Return the weights that the status names; the model as given if it names none."""
         return newest or self.initial
 
     def _key(self, step: int, stage: Stage, part: str, attempt: int) -> TaskKey:

@@ -1,4 +1,4 @@
-"""What the instances of a rehearsal are told: the GPUs that the job names, in numbers."""
+"""The emulated GPUs of a rehearsal, in numbers for its instances."""
 
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.spec import RLHFJob
@@ -16,7 +16,7 @@ from rlhfless_operator.training.requests.builder import RequestBuilder
 
 
 def emulation_of(job: RLHFJob) -> EmulationSettings | None:
-    """The GPUs to emulate; None for a job that is no rehearsal.
+    """Return the GPUs to emulate; None for a job that is no rehearsal.
 
     Raises:
         ValueError: for a model that is not known or fits no such GPU, naming the field.

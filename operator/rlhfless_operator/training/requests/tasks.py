@@ -10,11 +10,11 @@ from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 
 RETRY_SECONDS = 0.2
-"""Before another attempt."""
+"""Seconds before another attempt."""
 
 
 class StageFailedError(UserError):
-    """A stage cannot be done; the message is for the user."""
+    """A stage cannot be done. The message is for the user."""
 
 
 async def run_to_end(

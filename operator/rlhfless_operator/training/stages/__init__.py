@@ -1,5 +1,12 @@
 """The stages of a step.
 
-`rollout` generates (`generation`) and prepares (`preparation`) a step's groups, and `learning` learns from them. A job
-also evaluates (`evaluation`), exports its model (`export`) and reads its data (`datasets`).
+- `rollout`: generate and prepare the groups of a step. `rollout_record`: its metrics, and what later plans learn from
+  it.
+- `generation`: one request an actor, with moves and losses. `prefix_plans`: let its actors share prefixes.
+- `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
+- `learning`: learn from the batch. `learner_choice`: the number of learners. `arrivals`: the groups that a learner can
+  expect. `piece_journal`: the pieces that it learns from.
+- `look_ahead`: plan what comes next, and warm its instances. `affordable`: check the budget.
+- `evaluation`: evaluate. `export`: publish the model. `datasets`: read the data. `changed_settings`: apply a changed
+  document.
 """

@@ -1,4 +1,4 @@
-"""Whether a run's next step fits into the job's budget."""
+"""The check of a run's next step against the job's budget."""
 
 import time
 
@@ -9,8 +9,7 @@ from rlhfless_operator.training.stages.evaluation import evaluation_due
 
 
 def check_affordable(run: TrainingRun, journal: StepJournal, step: int) -> None:
-    """Make sure that the budget allows for a step, on top of what is spent so far, and of what the steps before it that
-    are not finished will take.
+    """Check that the budget allows for a step, besides what is spent and what unfinished steps will take.
 
     Raises:
         BudgetExhaustedError: it does not.

@@ -1,4 +1,4 @@
-"""What a learner that follows preparation finds there, and what it can still expect: asked a few times a second."""
+"""The groups that a learner finds if it follows preparation, and those that it can still expect."""
 
 import time
 
@@ -11,11 +11,11 @@ from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
 
 class Arrivals:
-    """A step's groups as they come, from when it is made.
+    """The groups of a step as they come, from the moment it is made. It is asked a few times a second.
 
     Args:
         forecast: of the step's groups.
-        journal: in which they appear.
+        journal: receives the groups.
     """
 
     def __init__(self, forecast: GroupForecast, journal: PieceJournal) -> None:
@@ -26,11 +26,11 @@ class Arrivals:
 
     @property
     def last_seconds(self) -> float:
-        """When the last group of all is expected, seconds into the step."""
+        """Time at which the last group of all is expected, in seconds into the step."""
         return max(self._ready.values())
 
     def suffice(self, pace: LearnerPace, done: int) -> bool:
-        """Whether it is time for a learner that is done with so many pieces to begin."""
+        """Return whether a learner that has finished so many pieces should begin now."""
         pieces = list(self._journal.pieces)
         backlog = sum(self._learning.get(prompt, 0.0) for prompt in _prompts(pieces[done:]))
         coming = self._ready.keys() - _prompts(pieces)
@@ -40,13 +40,14 @@ class Arrivals:
         return pace.begins(now, backlog, expected, work) <= now
 
     def are_late(self, pace: LearnerPace, done: int | None) -> bool:
-        """Whether a learner is to be let go that waits after so many pieces; None for one that does not wait."""
+        """Return whether to let a learner go that waits after so many pieces; None stands for one that does not
+        wait."""
         pieces = list(self._journal.pieces)
         if done is None or done < len(pieces):
             return False
         coming = self._ready.keys() - _prompts(pieces)
         expected = np.array([self._ready[prompt] for prompt in coming], dtype=np.float64)
-        # What an instance has accumulated ends with it.
+        # The gradients that an instance has accumulated end with it.
         again = sum(self._learning.get(prompt, 0.0) for prompt in _prompts(pieces))
         return pace.lets_go(time.monotonic() - self._began, expected, again)
 

@@ -1,7 +1,7 @@
-"""Settings that may change in the middle of a job: the steps that are done keep those that they were taken with.
+"""Settings that change in the middle of a job: finished steps keep those that they were taken with.
 
-A learner that has lost its memory takes the steps since the newest checkpoint again. With other settings than the first
-time it would come to other weights than those that the job has published and sampled from.
+A learner that has lost its memory repeats the steps since the newest checkpoint. With other settings than the first
+time it would make other weights than those that the job has published and sampled from.
 """
 
 from typing import get_args
@@ -15,7 +15,7 @@ from rlhfless_operator.training.run import TrainingRun
 
 
 def open_settings(run: TrainingRun, journal: StepJournal) -> None:
-    """Take the steps to come with the document's settings, and say on the console what changed.
+    """Take the coming steps with the document's settings, and report what changed.
 
     Raises:
         LeaseLostError: another driver has the job.
@@ -39,8 +39,7 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
 
 
 def _forget_learning(folder: JobFolder, step: int) -> None:
-    """Remove the weights that other settings made in a step that is not done and in the two after it, and what was
-    evaluated of them.
+    """Remove the weights of an unfinished step and the two after it that other settings made, and their evaluations.
 
     A driver learns a step while the one before is published, and the one before that is written down. It is never
     further ahead.
@@ -58,7 +57,7 @@ def _forget_learning(folder: JobFolder, step: int) -> None:
 
 
 def _forget_rollouts(folder: JobFolder, step: int) -> None:
-    """Remove what such weights have sampled. An asynchronous job samples only with weights of steps that are done."""
+    """Remove the samples of such weights. An asynchronous job samples only with weights of finished steps."""
     for uri in (
         *(folder.rollouts(step, purpose) for purpose in get_args(Purpose)),
         *(folder.prefixes(step, purpose) for purpose in get_args(Purpose)),

@@ -11,7 +11,7 @@ from rlhfless_operator.training.run import TrainingRun
 
 
 async def open_data(run: TrainingRun, journal: StepJournal) -> None:
-    """Have the datasets read, tokenized and published, and go to where the status says that the job is.
+    """Have the datasets read, tokenized and published, and go to the position in the status.
 
     Raises:
         StageFailedError: a dataset can't be used.
@@ -29,7 +29,7 @@ async def open_data(run: TrainingRun, journal: StepJournal) -> None:
         run.prompts.open_training()
     except ValueError:
         if not journal.status.step:
-            # The user will mend the dataset, which must be read again then.
+            # The user will mend the dataset, and then it must be read again.
             artifacts.remove(run.requests.materialize("training", 0).result)
             artifacts.remove(run.folder.data("training"))
         raise
@@ -41,7 +41,7 @@ async def open_data(run: TrainingRun, journal: StepJournal) -> None:
 
 
 def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:
-    """What the job's status says of an opened dataset; None where there is none."""
+    """Return the job's status of an opened dataset; None if there is none."""
     if purpose == "evaluation" and run.spec.evaluation is None:
         return None
     counts = run.prompts.counts(purpose)
@@ -50,7 +50,7 @@ def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:
 
 
 def _tell(run: TrainingRun, purpose: Purpose) -> None:
-    """Say what was left out of a dataset, or lacks something."""
+    """Report how many rows of a dataset were left out, and what it lacks."""
     if purpose == "evaluation":
         run.prompts.open(purpose)
     counts = run.prompts.counts(purpose)

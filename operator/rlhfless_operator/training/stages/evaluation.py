@@ -1,4 +1,4 @@
-"""Mean reward of one weights version on prompts that are not trained on."""
+"""The evaluation of one version of the weights: its mean reward on prompts that are not trained on."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from rlhfless_operator.training.stages.unscorable import check_unscorable
 
 
 def evaluation_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
-    """Whether the weights after `step` are evaluated."""
+    """Return whether the weights after `step` are evaluated."""
     if spec.evaluation is None:
         return False
     every = spec.evaluation.every_steps

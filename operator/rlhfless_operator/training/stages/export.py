@@ -1,4 +1,4 @@
-"""The end of a job: the trained model for its user."""
+"""The end of a job: the export of the trained model."""
 
 from functools import partial
 

@@ -1,10 +1,10 @@
 """The generation stage: one request per actor, groups handed on as they complete, moves and losses made good.
 
-There is one mechanism for a chosen move, a killed instance, a drained one and a broken connection: what is left of an
-actor's samples goes into a new request, which finds everything that was published in the sinks of the earlier ones.
-An instance takes one request at a time. To gather samples on a running actor is therefore to cut it and the others,
-and to ask once for all of it. Newer weights in the middle of a rollout are the same: the actor is cut, and what it has
-left is asked for with them.
+One mechanism serves a chosen move, a killed instance, a drained one and a broken connection. The rest of an actor's
+samples goes into a new request, which finds everything that was published in the sinks of the earlier ones. An instance
+takes one request at a time. So to gather samples on a running actor, it and the others are cut, and one request asks
+for all of them. Newer weights in the middle of a rollout work the same way: the actor is cut, and a new request asks
+for the rest with them.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import check_retry
 
 LOOK_SECONDS = 0.25
-"""Least time between two looks at whether a move is worth it."""
+"""Least seconds between two looks at whether a move pays."""
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What a stage is told besides its work."""
+    """Settings of a stage, besides its work."""
 
     sink_root: str
     """Folder of the step's sinks."""
@@ -47,11 +47,11 @@ class GenerationSettings:
     make_request: Callable[[ActorAttempt], GenerationRequest]
     """The request of an actor's attempt."""
     weights: SamplingWeights
-    """What requests sample with."""
+    """Weights that requests sample with."""
     is_worth_switching: Callable[[ActorView], bool]
-    """Whether an actor that samples with older weights is cut to go on with newer ones."""
+    """Returns whether an actor with older weights is cut to continue with newer ones."""
     look_seconds: float = LOOK_SECONDS
-    """Least time between two questions to the migration."""
+    """Least seconds between two questions to the migration."""
 
 
 async def generate(
@@ -70,9 +70,9 @@ async def generate(
     Args:
         shares: the plan's; one actor each.
         outcome: filled in along the way.
-        migration: told of everything that the actors say, and asked which samples to move where.
-        instances: gives each share one; told how many actors have anything left whenever that changes.
-        on_event: told of every event, with the actor's name.
+        migration: hears all events of the actors, and chooses samples to move.
+        instances: gives each share one; hears how many actors have samples left whenever that changes.
+        on_event: called with every event and the actor's name.
 
     Raises:
         StageFailedError: samples can't be finished.
@@ -100,7 +100,7 @@ async def generate(
 
 
 class _Stage:
-    """The way of one step's actors. Requests run as tasks; what they come to is settled one after another in `run`."""
+    """The generation of one step. Requests run as tasks; their outcomes are settled one after another in `run`."""
 
     def __init__(
         self,
@@ -140,14 +140,14 @@ class _Stage:
                     told = len(self._pool)
                     await self._instances.has_left(told)
 
-    # --- what an actor's request comes to ---
+    # --- the outcome of an actor's request ---
 
     def _go_on(self, actor: Actor) -> None:
-        """Ask for what an actor has left; one with nothing left is released."""
+        """Request the rest of an actor's samples, or release an actor that has none."""
         actor.keep_unfinished(self._outcome.lengths.keys())
         if actor.samples:
             actor.request = self._tasks.create_task(self._request(actor))
-            # Also called for a request that is cut before its task has begun.
+            # This also runs for a request that is cut before its task has begun.
             actor.request.add_done_callback(lambda request: self._ended.put_nowait((actor, _was_lost(request))))
         else:
             self._pool.release(actor)
@@ -155,7 +155,7 @@ class _Stage:
                 self._instances.give(left=len(self._pool))
 
     def _settle(self, actor: Actor, lost: bool) -> None:
-        """A request has ended, in any way."""
+        """Settle a request that has ended, in any way."""
         if self._move.involves(actor.name):
             if self._move.ended(actor.name):
                 self._regroup()
@@ -167,7 +167,7 @@ class _Stage:
         self._go_on(actor)
 
     async def _request(self, actor: Actor) -> bool:
-        """One request, from its start to its end; returns whether its instance was lost."""
+        """Send one request and follow it to its end; return whether its instance was lost."""
         if not actor.has_instance:
             await self._instances.turn()
             actor.has_instance = True
@@ -198,7 +198,7 @@ class _Stage:
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure
         finally:
-            # Of a request that was cut, too: closing its stream has let the instance publish what it had.
+            # This includes a request that was cut: closing its stream has let the instance publish what it had.
             self._outcome.decoded(heard.decoding)
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
@@ -222,7 +222,7 @@ class _Stage:
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
             heard.finished += len(event.samples)
-            # What an earlier request had finished is announced again, and says nothing of this one's speed.
+            # Samples that an earlier request had finished are announced again. They say nothing of this one's speed.
             if event.part.startswith(sink):
                 self._sinks.finished(sink, event)
                 heard.now({(each.prompt, each.index): each.tokens for each in event.samples})
@@ -242,14 +242,14 @@ class _Stage:
     # --- chosen cuts ---
 
     def _look(self) -> None:
-        """Ask whether anything should move, or go on with newer weights; if so, cut every actor that is part of it."""
+        """Ask whether samples should move or continue with newer weights; if so, cut every actor involved."""
         now, look_seconds = time.monotonic(), self._settings.look_seconds
         if not self._move.may_look(now):
             return
         self._switch(now)
         if any(actor.cut_at is not None or not actor.has_instance for actor in self._pool):
-            # An actor that was cut and has not gone on yet would only read the same parts once more, and one that waits
-            # for an instance can neither be cut nor given more.
+            # An actor that was cut and has not resumed yet would only read the same parts once more. One that waits for
+            # an instance can neither be cut nor given more.
             self._move.look_again_at(now + look_seconds)
             return
         self._move.begin(self._migration.decide(now), now, look_seconds)
@@ -257,7 +257,7 @@ class _Stage:
             self._outcome.cuts += _cut(self._pool[name], now)
 
     def _switch(self, now: float) -> None:
-        """Cut actors that have enough left for newer weights and need not wait for them; they go on by themselves."""
+        """Cut actors that have enough left for newer weights and need not wait for them. They resume by themselves."""
         weights = self._settings.weights.now
         behind = [
             (actor, view)
@@ -274,7 +274,7 @@ class _Stage:
                 self._outcome.switches += _cut(actor, now)
 
     def _regroup(self) -> None:
-        """Every actor that is part of the moves has published what it had: hand the samples over, and go on."""
+        """Hand the samples over and resume, once every actor of the moves has published what it had."""
         opened = []
         for move in self._move.moves:
             source = self._pool[move.source]
@@ -297,7 +297,7 @@ class _Stage:
         for actor in [*(self._pool[name] for name in self._move.involved), *opened]:
             view = self._migration.actors.get(actor.name)
             if view is not None:
-                # The longest are admitted first, as the planner would have it.
+                # The longest are admitted first, as in the plan.
                 expected = {key: sample.remaining for key, sample in view.samples.items()}
                 actor.samples.sort(key=lambda sample: -expected.get(key_of(sample), 0.0))
             self._go_on(actor)

@@ -1,8 +1,8 @@
-"""How many instances learn together from a step on: chosen with the step's plan, right after a checkpoint.
+"""The number of instances that learn together from a step on, chosen with the step's plan right after a checkpoint.
 
-Another number loads the newest checkpoint and takes the steps since then again. Right after a checkpoint there are
-none. What was chosen is written into the status before the step's learning begins. So a driver that takes the step
-again learns with as many.
+Learners of another number load the newest checkpoint and repeat the steps since then. Right after a checkpoint there
+are none. The choice is written into the status before the step's learning begins. So a driver that takes the step again
+learns with as many.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,15 @@ from rlhfless_operator.training.run import TrainingRun
 
 
 def offer_learners(run: TrainingRun, journal: StepJournal, step: int) -> None:
-    """Tell the plan of `step` from which numbers of instances it can choose: several where the step before ends with a
-    checkpoint, and two have been measured."""
+    """Give the plan of `step` the numbers of instances that it can choose from.
+
+    There are several if the step before ends with a checkpoint, and two have been measured.
+    """
     run.plans.learners = _offered(run, journal, step) if run.spec.chooses_learners else ()
 
 
 async def choose_learners(run: TrainingRun, journal: StepJournal, step: int) -> None:
-    """Choose for a step, unless an earlier driver has, and write down how many and why."""
+    """Choose for a step, unless an earlier driver has, and write down the number and the reason."""
     before, now = journal.status.learners, run.learners.chosen
     decided = before is not None and before.step == step
     if not run.spec.chooses_learners or decided or journal.checkpoint_step != step - 1:
@@ -45,7 +47,7 @@ async def choose_learners(run: TrainingRun, journal: StepJournal, step: int) -> 
     else:
         count, reason = now, "too little is measured to choose another number"
     run.learners.choose(count)
-    # Also if it stays the same: a driver that takes the step again may know more by then.
+    # Written even if it stays the same: a driver that takes the step again may know more by then.
     chosen = LearnersStatus(step=step, instances=run.learners.chosen, reason=reason)
     await journal.update_status(learners=chosen)
     if chosen.instances != now:
@@ -70,17 +72,17 @@ def _offered(run: TrainingRun, journal: StepJournal, step: int) -> list[LearnerO
         change_seconds=run.cost_model.history.mean("learning/load") / every,
         idle_seconds=run.cost_model.learner_idle_seconds,
     )
-    # A number that is tried is kept until it is known.
+    # A number on trial is kept until its speed is known.
     choice = measured[now].known and max(journal.checkpoint_step, (step - 1) // every * every) == step - 1
     return found if choice else [each for each in found if each.instances == now]
 
 
 def _to_try(run: TrainingRun, journal: StepJournal, step: int) -> int | None:
-    """A number to try, where one alone is known."""
+    """Return a number to try, if only one is known."""
     now, every, history = run.learners.chosen, run.spec.checkpoints.every_steps, run.cost_model.history
     if [size for size, each in _measured(run).items() if each.known] != [now] or not journal.records:
         return None
-    # A plan is made while the step before is learnt, and does not know yet what that takes.
+    # A plan is made while the step before is learnt, before the time of that step is known.
     steps = every * -(-(MOST_STEPS_UNTIL_KNOWN + 1) // every)
     left = run.prompts.total_steps - step + 1
     share = history.mean("learning") / max(journal.records[-1].seconds, 1e-9)

@@ -33,11 +33,11 @@ class Learning:
     """The learning of one step, cut if the step fails.
 
     A learner begins with the whole batch, or, when there is enough to learn from, while the batch is still being
-    prepared. Where it would wait for longer than it is worth, it is let go, and asked again.
+    prepared. If it would wait for longer than it is worth, it is let go and requested again.
 
     Args:
         run: the job in hand.
-        journal: its status says what the step starts from.
+        journal: its status has the weights and checkpoint that the step starts from.
         step: its number.
         before: the step before, if it is learnt and may not be published. The learner publishes it beside this one.
         beside: whether the learner may go on to the next step before it has published this one.
@@ -59,20 +59,20 @@ class Learning:
         self._beside = beside
         self._task: asyncio.Task[LearnResult] | None = None
         self._asked = False
-        """Whether a learner was asked."""
+        """Whether a learner was requested."""
         self._attempts = 0
-        """How many attempts were made."""
+        """Number of attempts so far."""
         self._listener = _Listener(journal)
         self._prepared_at: float | None = None
-        """When preparation ended, where the learner began before."""
+        """Time at which preparation ended, if the learner began before."""
 
     def expect(self, batch: BatchReference, plan: GenerationPlan, pieces: PieceJournal) -> None:
-        """Generation begins.
+        """Prepare for the batch whose generation begins: a learner may follow it.
 
         Args:
             batch: names its samples.
-            plan: says what to expect when; nothing, where the learner is to wait for the whole batch.
-            pieces: which the learner follows.
+            plan: has the forecast of its groups; without one the learner waits for the whole batch.
+            pieces: the journal that the learner follows.
         """
         groups = plan.planned.groups
         if groups is not None:
@@ -80,10 +80,10 @@ class Learning:
             self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, groups.time_price))
 
     async def begin(self, batch: BatchReference) -> None:
-        """The batch is there: begin, unless a learner follows it already. Returns once the learner is at work.
+        """Begin with the whole batch, unless a learner follows it already. Return once the learner is at work.
 
         Raises:
-            StageFailedError: the step can't be taken, for a loss that is not finite for one.
+            StageFailedError: the step can't be taken, for example because its loss is not finite.
         """
         self._run.progress.stage("learning", step=self._step)
         if self._asked:
@@ -116,7 +116,7 @@ class Learning:
             self._task.result()
 
     async def before_is_published(self) -> dict[str, float] | None:
-        """Metrics of the publication of the step before, once it is published; None if this step fails before that."""
+        """Wait until the step before is published, and return the metrics of that; None if this step fails first."""
         listener = self._listener
         await listener.published.wait()
         assert self._before is not None
@@ -129,8 +129,9 @@ class Learning:
         return listener.metrics
 
     async def goes_on_until(self, other: asyncio.Task[Any]) -> bool:
-        """Wait until the step is published, or until another task has gone well while a learner publishes the step.
-        Returns whether it is the latter.
+        """Wait until the step is published, or until another task has succeeded while a learner publishes the step.
+
+        Return whether it is the latter.
 
         Raises:
             StageFailedError: the step can't be taken.
@@ -149,7 +150,7 @@ class Learning:
         return False
 
     async def let_go(self) -> LearnResult:
-        """Leave the step to its learner, which goes on publishing while it takes the next one: what it has come to."""
+        """Leave the step to its learner, which goes on publishing while it takes the next one; return its result."""
         assert self._task is not None
         learned = self._listener.learned
         assert learned is not None
@@ -161,7 +162,7 @@ class Learning:
         return learned
 
     async def result(self) -> LearnResult:
-        """What it comes to, once it has begun; then the learner is let go, unless it is worth keeping.
+        """Wait for the result once the step has begun; then let the learner go, unless it is worth keeping.
 
         Raises:
             StageFailedError: the step can't be taken.
@@ -176,7 +177,7 @@ class Learning:
         learned = _with_more(learned, more)
         size = int(learned.metrics.get("weights/bytes", 0))
         run.weights_traffic.published(learned.weights.version, size, self._listener.place)
-        # Unless it is kept, its successor takes the steps since the newest checkpoint again.
+        # Unless it is kept, its successor repeats the steps since the newest checkpoint.
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
         if learned.checkpoint is not None:
@@ -202,7 +203,7 @@ class Learning:
 
     @property
     def _steps_again(self) -> int:
-        """Steps that a fresh learner takes again before this one."""
+        """Number of steps that a fresh learner repeats before this one."""
         return self._step - 1 - self._journal.checkpoint_step
 
     async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals, time_price: float) -> LearnResult:
@@ -225,15 +226,16 @@ class Learning:
                 attempt.cancel()
                 await asyncio.gather(attempt, return_exceptions=True)
             if not attempt.cancelled():
-                # It may have come to its end just when it was to be let go.
+                # It may have ended just when it was to be let go.
                 return attempt.result()
-            # What it has accumulated stays with its instance; without that, it is learnt from the journal again.
+            # Its accumulated gradients stay with its instance. A new one learns from the journal again.
             listener.waits_after = None
             await run.capacity.use("learning", 0)
             await run.capacity.finish("learning")
 
     async def _take_step(self, batch: BatchReference, *, following: str | None = None) -> LearnResult:
-        """Ask the learners. Those that lost their memory replay the batches since the newest checkpoint."""
+        """Request the step from the learners. Those that lost their memory repeat the steps since the newest
+        checkpoint."""
         run, journal, size = self._run, self._journal, self._run.learners
         replay = journal.batches_since_checkpoint(batch.step)
         self._asked = True
@@ -319,29 +321,29 @@ class Learning:
 
 
 class _Listener:
-    """Hears what a learner says of itself."""
+    """Hears the events of a learner."""
 
     def __init__(self, journal: StepJournal) -> None:
         self.heard = asyncio.Event()
-        """Set once it has said anything."""
+        """Set once it has reported anything."""
         self.waits_after: int | None = None
-        """While it waits: the pieces that it is done with."""
+        """Number of pieces that it has finished, while it waits for more."""
         self.learnt = asyncio.Event()
-        """Set once the step is learnt, or the learner asked no more."""
+        """Set once the step is learnt, or the request has ended."""
         self.learned: LearnResult | None = None
-        """While it publishes the step: what that has come to."""
+        """Result of the step, while the learner publishes it."""
         self.published = asyncio.Event()
-        """Set once the step before is published, or the learner asked no more."""
+        """Set once the step before is published, or the request has ended."""
         self.metrics: dict[str, float] | None = None
-        """Of the publication of the step before."""
+        """Metrics of publishing the step before."""
         self._counts: dict[str, float] = {}
         self._ledger = journal.ledger
         self._instance = ""
         self.place: list[str] = []
-        """Of the learner; see `Started.place`."""
+        """Place of the learner; see `Started.place`."""
 
     def begins(self, counts: dict[str, float]) -> None:
-        """An attempt begins.
+        """Begin an attempt.
 
         Args:
             counts: metrics of its step.
@@ -350,7 +352,7 @@ class _Listener:
         self.learned, self._counts = None, counts
 
     def over(self) -> None:
-        """The learner is not asked any more."""
+        """Note that the request has ended."""
         for each in (self.heard, self.learnt, self.published):
             each.set()
 
@@ -365,14 +367,14 @@ class _Listener:
             self._instance, self.place, self.waits_after = event.instance, event.place, None
         elif isinstance(event, Waiting):
             self.waits_after = event.pieces if event.waiting else None
-            # It holds its GPU for nothing, and that is what the ledger shall say.
+            # A learner that waits holds its GPU idle, and the ledger must show that.
             state: InstanceState = "idle" if event.waiting else "busy"
             self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))
         self.heard.set()
 
 
 def checkpoint_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
-    """Whether a step's learner writes a checkpoint."""
+    """Return whether a step's learner writes a checkpoint."""
     return step == total_steps or step % spec.checkpoints.every_steps == 0
 
 

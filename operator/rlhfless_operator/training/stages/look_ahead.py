@@ -1,4 +1,4 @@
-"""While a step is learnt: plan what is generated next, and have its instances ready in time."""
+"""The plan of the next generation, and the warming of its instances, while a step is learnt."""
 
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
@@ -26,6 +26,6 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
         consider_prefixes(run, step + 1, plan)
     else:
         return
-    # The next weights are not there yet; into a model that is loaded they are swapped at once.
+    # The next weights are not there yet. An engine that has loaded a model swaps them in at once.
     preload = run.requests.preload(run.requests.initial)
     run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.planned.time_price)

@@ -1,7 +1,7 @@
-"""The composition of the pieces that a step's batch is learnt from in: written down before anybody learns from them.
+"""The pieces that a step's batch is learnt from, written down before a learner uses them.
 
-A piece is a numbered file that is created exclusively. A fresh learner follows what is there, and so does a fresh
-driver, which goes on from it. Two drivers, of which one does not know yet that it has lost the job, make one sequence.
+A piece is a numbered file that is created exclusively. A fresh learner follows the files that are there. A fresh driver
+does, too, and adds to them. Two drivers, one of which does not know yet that it has lost the job, write one sequence.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rlhfless_functions.api import BatchReference, JournalledPiece, Piece, Sampl
 
 
 class PieceJournal:
-    """One step's pieces, those of earlier drivers included. Its calls wait for the store.
+    """The pieces of one step, those of earlier drivers included. Its calls wait for the store.
 
     Args:
         folder: of the journal.
@@ -20,7 +20,7 @@ class PieceJournal:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.pieces: list[JournalledPiece] = []
-        """All that is written, as far as this driver knows."""
+        """Pieces that are written, as far as this driver knows."""
         for number in range(len(artifacts.list_files(folder))):
             self.pieces.append(self._read(number))
 
@@ -29,7 +29,7 @@ class PieceJournal:
 
         Args:
             samples: whole groups; those that a piece holds already are passed over.
-            part: URI of the prepared part that has them.
+            part: URI of the prepared part with the groups.
 
         Raises:
             ArtifactError: the store does not answer.
@@ -39,13 +39,13 @@ class PieceJournal:
             piece = JournalledPiece(samples=left, parts=[part])
             number = len(self.pieces)
             if not artifacts.create_exclusive(piece_uri(self.folder, number), piece.model_dump_json().encode()):
-                # Another driver was first, and what it has written may be learnt from already.
+                # Another driver was first, and a learner may have learnt from its piece already.
                 piece = self._read(number)
             self.pieces.append(piece)
             held.update(map(_key, piece.samples))
 
     def batch(self, step: int) -> BatchReference:
-        """The batch in the journal's order, once all of it is prepared."""
+        """Return the batch in the journal's order, once all of it is prepared."""
         return BatchReference(
             step=step,
             parts=list(dict.fromkeys(part for piece in self.pieces for part in piece.parts)),

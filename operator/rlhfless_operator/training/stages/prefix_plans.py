@@ -1,4 +1,4 @@
-"""What the actors of a plan could share, and the choice that rests on it."""
+"""The prefixes that the actors of a plan could share, and the choice of whether they do."""
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose
@@ -9,7 +9,7 @@ from rlhfless_operator.training.run import TrainingRun
 
 
 def could_share(run: TrainingRun, purpose: Purpose, plan: GenerationPlan) -> PrefixSharing | None:
-    """What a plan's actors could share of their prompts' prefixes; None if no two prompts begin alike."""
+    """Return the prefixes that a plan's actors could share; None if no two prompts begin alike."""
     tree = run.prompts.prefix_tree(purpose)
     if tree is None:
         return None
@@ -18,7 +18,7 @@ def could_share(run: TrainingRun, purpose: Purpose, plan: GenerationPlan) -> Pre
 
 
 def consider_prefixes(run: TrainingRun, step: int, plan: GenerationPlan) -> None:
-    """Choose whether the instances of a training step can share prefixes, before they are asked for."""
+    """Choose whether the instances of a training step can share prefixes, before they are requested."""
     if run.prefixes.is_settled(step):
         return
     actors = len(plan.shares)

@@ -16,16 +16,16 @@ from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import run_to_end
 
 _CHUNK = "chunk-"
-"""How the names of chunks begin."""
+"""Beginning of the chunks' names."""
 
 
 def results_before(folder: str) -> list[PrepareResult]:
-    """The chunks that earlier drivers of this step had prepared."""
+    """Return the chunks that earlier drivers of this step had prepared."""
     return [PrepareResult.model_validate(artifacts.read_json(uri)) for uri in _result_uris(folder)]
 
 
 def prepared_before(folder: str) -> PreparationOutcome:
-    """The same, put together."""
+    """Return the outcome of all chunks that earlier drivers had prepared."""
     outcome = PreparationOutcome()
     for result in results_before(folder):
         outcome.add(result)
@@ -33,7 +33,7 @@ def prepared_before(folder: str) -> PreparationOutcome:
 
 
 def forget_prepared(folder: str) -> None:
-    """Have all groups prepared anew by the next driver. Their parts stay, since steps may have learnt from some."""
+    """Have all groups prepared again by the next driver. Their parts stay, since steps may have learnt from some."""
     for uri in _result_uris(folder):
         artifacts.remove(uri)
 
@@ -63,7 +63,7 @@ async def prepare(
         make_request: (part, attempt, groups) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
         instances: of preparation; each prepares one chunk at a time.
-        on_prepared: where a learner takes groups as they come, told of every chunk, one after the other. Chunks then
+        on_prepared: called with every chunk, one after the other, if a learner takes groups as they come. Chunks then
             become smaller, each a sixth of the groups that are left, because few should wait for others at the end.
 
     Raises:

@@ -38,48 +38,48 @@ from rlhfless_operator.training.stages.unscorable import UnscorableError, check_
 
 @dataclass(frozen=True)
 class RolloutTask:
-    """Which rollout is made, and with which models."""
+    """The rollout to make, and the models for it."""
 
     step: int
     purpose: Purpose
     policy: SamplingWeights
     critic: WeightsReference | None = None
-    """That preparation asks, where it asks one."""
+    """Value model that preparation asks, if it asks one."""
     prompts: Sequence[int] | None = None
-    """Prompts that are drawn already; None where the rollout draws them."""
+    """Prompts that are drawn already; None if the rollout draws them."""
     on_plan: Callable[[GenerationPlan], None] | None = None
-    """Told of the plan."""
+    """Called with the plan."""
     on_prepared: Callable[[PrepareResult], None] | None = None
-    """Told of each prepared chunk, where groups are learnt from as they come."""
+    """Called with each prepared chunk, if groups are learnt from as they come."""
 
 
 @dataclass
 class Rollout:
-    """What is to be learnt, and how it came about."""
+    """The batch to learn from, and how it was made."""
 
     batch: BatchReference
     plan: GenerationPlan
-    """Of the first round."""
+    """Plan of the first round."""
     generated: GenerationOutcome
     prepared: PreparationOutcome
     cursor: dict[str, Any]
-    """The position in the training data after its prompts."""
+    """Position in the training data after its prompts."""
     seconds: dict[str, float]
-    """Duration of generation, and of preparation beyond it."""
+    """Seconds of generation, and of preparation after it."""
     rounds: int
-    """How often prompts were drawn and generated; more than once with dynamic sampling alone."""
+    """Number of times that prompts were drawn and generated; more than one only with dynamic sampling."""
     replaced_groups: int
-    """Groups that taught nothing, and in whose place others were sampled."""
+    """Number of groups that taught nothing and were replaced by others."""
 
 
 async def roll_out(
     run: TrainingRun, task: RolloutTask, on_planned: Callable[[BatchReference, GenerationPlan, PieceJournal], None]
 ) -> Rollout | StepBatch:
-    """Draw, predict, plan, generate and prepare one step; or find what an earlier driver has written down of it.
+    """Draw, predict, plan, generate and prepare one step, or find the rollout that an earlier driver has written down.
 
     Args:
-        on_planned: where learning takes the batch in pieces, told when its generation begins: its samples, its plan and
-            its piece journal.
+        on_planned: called when generation begins, with the samples, the plan and the piece journal, if learning takes
+            the batch in pieces.
 
     Raises:
         StageFailedError: generation or preparation can't be done.
@@ -150,11 +150,11 @@ async def _made_before(
 
 
 async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: PreparationOutcome) -> None:
-    """Raise UnscorableError where too few samples, those of replaced groups among them, have a reward."""
+    """Raise UnscorableError if too few samples, those of replaced groups included, have a reward."""
     try:
         check_unscorable(prepared.sums, run.spec.rewards, run.spec.limits.unscorable, f"step {task.step}")
     except UnscorableError:
-        # What was generated stays. It is scored again once the rewards are mended.
+        # The generated samples stay. They are scored again once the rewards are mended.
         folder = run.folder.batches(task.step, task.purpose)
         forget = artifacts.remove if task.on_prepared is None else forget_prepared
         await asyncio.to_thread(forget, folder)
@@ -170,11 +170,11 @@ async def generate_and_prepare(
     examples: Collection[SampleTask],
     journal: PieceJournal | None = None,
 ) -> float:
-    """Carry a plan out; both outcomes are filled in. Returns the seconds that preparation took beyond generation.
+    """Carry a plan out; fill in both outcomes. Return the seconds that preparation took after generation.
 
     Args:
-        examples: those of the samples that are to be had as text.
-        journal: where the batch is learnt from in pieces, told of what is prepared.
+        examples: samples to be had as text.
+        journal: receives the prepared chunks, if the batch is learnt from in pieces.
     """
     if task.purpose == "training":
         consider_prefixes(run, task.step, plan)
@@ -217,7 +217,10 @@ async def generate_and_prepare(
 
 
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
-    """What a rollout's actors share. Nothing where an actor has no instance yet: the others would wait for it."""
+    """Return the prefixes that a rollout's actors share; None if they share none.
+
+    Ask only if all actors have instances at once: the others would wait for one that has none.
+    """
     if not run.prefixes.able or len(plan.shares) == 1:
         return None
     sharing = could_share(run, task.purpose, plan)
@@ -328,7 +331,7 @@ def _reference(step: int, prepared: PreparationOutcome, prompts: Sequence[int], 
 
 
 def _open_journal(run: TrainingRun, reference: BatchReference, prepared: PreparationOutcome) -> PieceJournal:
-    """The journal of a step's pieces, with what an earlier driver had prepared and not yet written down there."""
+    """Open the journal of a step's pieces. Add the chunks that an earlier driver had prepared and not written there."""
     journal = PieceJournal(run.folder.pieces(reference.step))
     for part, prompts in sorted(prepared.chunks.items()):
         journal.prepared(samples_of(prompts, run.spec.batch.samples_per_prompt), part)
@@ -336,10 +339,10 @@ def _open_journal(run: TrainingRun, reference: BatchReference, prepared: Prepara
 
 
 def samples_of(prompts: Iterable[int], samples_per_prompt: int) -> list[SampleTask]:
-    """Whole groups, sample by sample."""
+    """Return whole groups, sample by sample."""
     return [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(samples_per_prompt)]
 
 
 def _sinks_before(folder: str) -> list[str]:
-    """The sinks that earlier drivers of this step wrote to."""
+    """Return the sinks that earlier drivers of this step wrote to."""
     return sorted({uri.rsplit("/", 1)[0] for uri in artifacts.list_files(folder)})

@@ -1,4 +1,4 @@
-"""How a step's rollout went: what is written down of it, and what is learnt from it for later plans."""
+"""The record of a step's rollout, and the lessons for later plans."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.rollout import Rollout
 
 _OF_A_ROLLOUT = ("dynamic_sampling/", "generation/", "weights/", "planning/", "prediction/")
-"""How the metrics begin that are of a whole rollout, not of its groups."""
+"""Beginnings of the names of metrics that describe a whole rollout, not its groups."""
 _COUNTS = {
     *(f"generation/{name}" for name in ("lost_instances", "cuts", "moved_samples", "switches", "passes")),
     *(f"generation/{name}" for name in ("kept_responses", "kept_tokens")),
@@ -35,9 +35,9 @@ _FETCHED = {
 
 
 def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
-    """Learn the speed of the instances from a rollout, and say how it went.
+    """Learn the speed of the instances from a rollout, and return its record.
 
-    It takes time that no instance should wait for: call it while the learner works.
+    It takes time that no instance should wait for. Call it while the learner works.
     """
     prompt_tokens = run.prompts.tokens("training")
     run.cost_model.generated(rollout.generated, rollout.prepared, prompt_tokens)
@@ -61,13 +61,13 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
 
 
 def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
-    """A batch with what is known of the weights that sampled it, where several versions may have."""
+    """Add the versions of the weights that sampled a batch, if several may have."""
     prompts = dict.fromkeys(sample.prompt for sample in batch.batch.samples)
     groups = [rollout.prepared.groups[prompt] for prompt in prompts]
     tokens: Counter[int] = Counter()
     for sampled in (sampled for group in groups for sampled in group.sampled):
         tokens[sampled.version] += sampled.tokens
-    # An emulated preparation tells no versions. Then the weights that the rollout began with count.
+    # An emulated preparation reports no versions. Then the weights that the rollout began with count.
     versions = {group.prompt: group.sampled[0].version for group in groups if group.sampled}
     step, responses = batch.batch.step, len(batch.batch.samples)
     stale = sum(staleness(step, version) * count for version, count in tokens.items())
@@ -80,13 +80,13 @@ def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
 
 
 def with_switches(batch: StepBatch, rollout: Rollout) -> StepBatch:
-    """A batch that says how often requests went on with newer weights."""
+    """Add to a batch how often requests continued with newer weights."""
     switches = {"generation/switches": float(rollout.generated.switches)}
     return batch.model_copy(update={"metrics": batch.metrics | switches})
 
 
 def rollout_metrics(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of the metrics of some rollouts, those that are not of their groups: counts are added up, others are the newest
+    """Merge the metrics of rollouts that don't describe their groups: counts are added up, others are the newest
     rollout's."""
     found = dict.fromkeys(("generation/lost_instances", "generation/cuts", "generation/moved_samples"), 0.0)
     for metrics in rollouts:
@@ -97,7 +97,7 @@ def rollout_metrics(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]
 
 
 def groups_metrics(groups: Sequence[GroupResult], step: int, *, switches: bool) -> dict[str, float]:
-    """The metrics of the groups that a step learns from.
+    """Return the metrics of the groups that a step learns from.
 
     Args:
         switches: whether several versions may have sampled a group.
@@ -137,7 +137,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
 
 
 def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
-    """How many tokens a pass gave, and what drafting did; nothing where the engine does not count passes."""
+    """Return the tokens per pass and the metrics of drafting; nothing if the engine does not count passes."""
     if not counts.get("sequence_passes"):
         return {}
     return {
@@ -153,12 +153,12 @@ def _decoding(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _kept(counts: Mapping[str, float]) -> dict[str, float]:
-    """How much went on with the keys and values of older weights."""
+    """Return how many tokens were generated on keys and values of older weights."""
     return {f"generation/{name}": float(counts.get(name, 0)) for name in ("kept_responses", "kept_tokens")}
 
 
 def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *, prefixes: str = "") -> PlanRecord:
-    """A plan in numbers, and how well its lengths were predicted once that is known.
+    """Return a plan in numbers, with the quality of its predicted lengths once that is known.
 
     Args:
         plan: of a rollout.

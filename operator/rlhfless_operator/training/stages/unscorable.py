@@ -1,4 +1,4 @@
-"""The limit on samples that no reward could score: past it a job trains on a remnant, or on nothing at all."""
+"""The limit on samples that no reward could score. Past it a job would train on a remnant, or on nothing at all."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ def check_unscorable(sums: Mapping[str, float], rewards: Sequence["RewardSetting
         sums: metrics of all their chunks, added up.
         rewards: of the job.
         limit: the largest share that may be unscorable.
-        what: what the samples are of, such as `step 3`.
+        what: the origin of the samples, such as `step 3`.
 
     Raises:
         UnscorableError: more than that are; the message says what to do.
