@@ -2,6 +2,6 @@
 
 - `folder`: the layout of the folder. `status`: the job's status. `journal`: a step's batch, and files with a line a
   step. `record`: those lines. `metric_catalogue`: the meaning of every metric.
-- `progress`: how far a run is. `forecast`: when it will end. `barren_steps`: steps with nothing to learn from.
-  `settings_history`: the settings that each step was learnt with.
+- `progress`: the present stage of a run. `forecast`: the time and cost until its end. `barren_steps`: steps with
+  nothing to learn from. `settings_history`: the settings that each step was learnt with.
 """

@@ -12,12 +12,12 @@ TOLERATED = 2
 
 
 def taught_nothing(record: StepRecord) -> bool:
-    """Whether a step had nothing to learn from; False if its record does not say."""
+    """Return whether a step had nothing to learn from; False if its record does not say."""
     return record.step > 0 and record.metrics.get("batch/teaching_groups") == 0
 
 
 def barren_stretches(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
-    """Stretches of such steps in a row that are longer than tolerated."""
+    """Find the stretches of such steps in a row that are longer than tolerated."""
     stretches: list[list[StepRecord]] = [[]]
     for record in records:
         if taught_nothing(record):
@@ -28,7 +28,7 @@ def barren_stretches(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
 
 
 def describe(stretch: Sequence[StepRecord]) -> str:
-    """Why such steps had nothing to learn from, and what to do about it."""
+    """Explain why such steps had nothing to learn from, and how to change that."""
     last = stretch[-1]
     which = f"steps {stretch[0].step} to {last.step} had nothing to learn from"
     if last.metric("batch/masked_samples") == last.metric("batch/samples"):
@@ -46,13 +46,13 @@ def describe(stretch: Sequence[StepRecord]) -> str:
 
 
 def warning_now(records: Sequence[StepRecord]) -> str | None:
-    """The problem after the last step; None if there is none."""
+    """Return the warning about the last steps; None if there is nothing to warn of."""
     stretches = barren_stretches(records)
     return describe(stretches[-1]) if stretches and stretches[-1][-1] is records[-1] else None
 
 
 def is_due(records: Sequence[StepRecord]) -> bool:
-    """Whether to warn now: when a stretch first exceeds the limit, and whenever it has doubled since."""
+    """Return whether to warn now: when a stretch first exceeds the limit, and whenever it has doubled since."""
     if warning_now(records) is None:
         return False
     times, rest = divmod(len(barren_stretches(records)[-1]), TOLERATED + 1)

@@ -10,12 +10,13 @@ RECENT = 8
 
 
 def recent_steps(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The training steps that a forecast uses."""
+    """Return the training steps that a forecast uses."""
     return [record for record in records if record.step > 0][-RECENT:]
 
 
 def forecast_cost(cost: Decimal, records: Sequence[StepRecord], total_steps: int) -> Decimal | None:
-    """Money for the whole job, if the steps to come cost what the last ones did; None before the first is finished.
+    """Forecast the money for the whole job, if the remaining steps cost as much as the last ones; None before the first
+    is finished.
 
     Args:
         cost: cost so far.

@@ -28,9 +28,9 @@ class PlanRecord(BaseModel):
     preparers: int = 1
     """Most instances that prepare the step's groups at a time."""
     preparers_reason: str = ""
-    """Why so many; empty where the plan had no choice."""
+    """Reason for that number; empty if the plan had no choice."""
     prefixes: str
-    """Whether the instances can share prefixes of prompts, and why."""
+    """Whether the instances can share prefixes of prompts, with the reason."""
 
 
 class StepBatch(BaseModel):
@@ -46,11 +46,11 @@ class StepBatch(BaseModel):
     metrics: dict[str, float]
     plan: PlanRecord
     seconds: dict[str, float]
-    """Duration of generation, and of preparation after it."""
+    """Seconds of generation, and of preparation after it."""
     samples: list[ExampleSample] = []
     """Some of its samples as text."""
     versions: dict[int, int] = {}
-    """Oldest weights that sampled any of a group, by prompt; empty where one version sampled all groups."""
+    """Oldest weights that sampled any of a group, by prompt; empty if one version sampled all groups."""
 
 
 class JsonLines:
@@ -80,7 +80,7 @@ class JsonLines:
 
 
 def read_lines(uri: str) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object per line; empty if it does not exist."""
+    """Return the objects of a file with one JSON object per line; empty if it does not exist."""
     if not artifacts.exists(uri):
         return []
     return [json.loads(line) for line in artifacts.read_bytes(uri).splitlines() if line.strip()]

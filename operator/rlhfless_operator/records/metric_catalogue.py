@@ -150,7 +150,7 @@ EVALUATION_METRICS = {
 def metric_named(
     name: str, catalogue: dict[str, Metric], rewards: Collection[str], logged: Collection[str] = ()
 ) -> Metric | None:
-    """The meaning of a name in `metrics.jsonl`; None if it is not in the catalogue.
+    """Return the meaning of a name in `metrics.jsonl`; None if it is not in the catalogue.
 
     Args:
         catalogue: the metrics to search.

@@ -20,13 +20,12 @@ class LiveProgress:
     finished: int = 0
     samples: int = 0
     under_way: dict[tuple[str, int], str] = field(default_factory=dict)
-    """Running stage of each rollout and of the learner, by which of the two it is and the step. An asynchronous job has
-    several at once."""
+    """Running stages by lane (a rollout or the learner) and step. An asynchronous job has several at once."""
     engine: str | None = None
     """The engine and why it was chosen."""
 
     def begin_step(self, step: int, samples: int, *, beside: bool = False) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
             beside: whether samples of earlier steps are still generated: then the counts are of all of them.
@@ -36,7 +35,7 @@ class LiveProgress:
         self.step, self.samples = step, self.samples + samples
 
     def stage(self, name: str, *, step: int | None = None, actors: int | None = None) -> None:
-        """A stage begins, of a step or of the job."""
+        """Begin a stage of a step, or of the job."""
         self.stage_name = name
         if actors is not None:
             self.actors = actors
@@ -45,7 +44,7 @@ class LiveProgress:
             self.on_stage()
 
     def over(self, name: str, step: int) -> None:
-        """A stage of a step has ended, and its step has no other one yet."""
+        """End a stage of a step that has no next one yet."""
         self.under_way.pop((_lane(name), step), None)
         if self.under_way:
             self.stage_name = next(reversed(self.under_way.values()))
@@ -53,13 +52,13 @@ class LiveProgress:
 
     @property
     def stages(self) -> list[tuple[str, int]]:
-        """The stages that are under way and their steps, in the order of a step."""
+        """Running stages and their steps, in the order of a step."""
         found = [(name, step) for (_, step), name in self.under_way.items()]
         return sorted(found, key=lambda each: (each[0] == "learning", each[0] == "preparation", each[1]))
 
     @property
     def at_once(self) -> str:
-        """The stages that are under way where they are several, such as `generation 13 · learning 12`."""
+        """Running stages if there are several, such as `generation 13 · learning 12`; otherwise empty."""
         return " · ".join(f"{name} {step}" for name, step in self.stages) if len(self.under_way) > 1 else ""
 
     def event(self, event: Event) -> None:
@@ -76,5 +75,5 @@ class LiveProgress:
 
 
 def _lane(stage: str) -> str:
-    """Who does a stage: the learner, or a rollout, which does one stage after the other."""
+    """Return the lane of a stage: `learner`, or `rollout`, which runs its stages one after the other."""
     return "learner" if stage == "learning" else "rollout"

@@ -78,7 +78,7 @@ class StepRecord(Record):
         return sum((account.cost for account in self.ledger.values()), Decimal(0))
 
     def metric(self, name: str) -> float:
-        """A metric; NaN if this step does not have it."""
+        """Return a metric; NaN if this step does not have it."""
         return self.metrics.get(name, math.nan)
 
     @property
@@ -95,7 +95,7 @@ class SpanRecord(Record):
     stage: str
     """Its function."""
     state: KeptState
-    """What it did."""
+    """State of the instance."""
     start: float
     """Seconds since the run began."""
     end: float
@@ -106,7 +106,7 @@ class SampleRecord(Record):
     """A response as text: of an evaluation's prompt, or of a training step."""
 
     when: Literal["before", "training", "after"]
-    """Whether it is from the evaluation before the first step, a training step, or the evaluation after the last."""
+    """Origin: the evaluation before the first step, a training step, or the evaluation after the last."""
     step: int = 0
     """The training step, or the step before the evaluation."""
     row: int = 0
@@ -126,7 +126,7 @@ class SampleRecord(Record):
     tokens: int = Field(default=0, ge=0)
     """Tokens of the response."""
     finish_reason: str = ""
-    """Why it ended."""
+    """Reason for its end."""
     version: int = 0
     """Weights version that sampled it, named by its step."""
 
@@ -135,7 +135,7 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 def read_records(uri: str, kind: type[RecordType]) -> list[RecordType]:
-    """All records of a JSONL file; none if there is no such file.
+    """Return all records of a JSONL file; none if there is no such file.
 
     An incomplete last line is dropped: its writer was killed while writing.
 

@@ -27,35 +27,35 @@ class SettingsHistory:
         self.spans = tuple(spans)
 
     def of(self, step: int) -> StepSettings | None:
-        """The settings of a step; None if there is no record."""
+        """Return the settings of a step; None if there is no record."""
         return next((span.settings for span in reversed(self.spans) if span.from_step <= step), None)
 
     def other_than(self, settings: StepSettings, steps: Iterable[int]) -> dict[int, StepSettings]:
-        """The steps among these that were taken with different settings."""
+        """Return the steps, among these, that were taken with different settings."""
         found = ((step, self.of(step)) for step in steps)
         return {step: then for step, then in found if then is not None and then != settings}
 
     def with_change(self, step: int, settings: StepSettings) -> "SettingsHistory":
-        """The history in which a step and all later ones use these settings."""
+        """Return the history in which a step and all later ones use these settings."""
         before = SettingsHistory(span for span in self.spans if span.from_step < step)
         if before.of(step) == settings:
             return before
         return SettingsHistory((*before.spans, SettingsSpan(from_step=step, settings=settings)))
 
     def changes(self) -> Iterator[tuple[int, list[str]]]:
-        """Each change during the run: its first step, and a description of the change."""
+        """Return each change during the run: its first step, and a description of the change."""
         for before, after in zip(self.spans, self.spans[1:], strict=False):
             yield after.from_step, differences(before.settings, after.settings)
 
 
 def differences(before: StepSettings, after: StepSettings) -> list[str]:
-    """The differences of two settings, by the names of fields in a document."""
+    """Return the differences of two settings, by the names of fields in a document."""
     old, new = _fields(before), _fields(after)
     return [f"{name} {old[name]} → {new[name]}" for name in old if new.get(name, old[name]) != old[name]]
 
 
 def read_settings_history(folder: JobFolder) -> SettingsHistory:
-    """The history in a job's folder; empty if there is none.
+    """Return the history in a job's folder; empty if there is none.
 
     Raises:
         ArtifactCorruptError: the file is damaged.
