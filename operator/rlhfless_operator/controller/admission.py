@@ -38,7 +38,7 @@ def review(body: Any, grace_seconds: int | None, topology_keys: Sequence[str] = 
 
 
 def question_of(body: Any) -> Mapping[str, Any]:
-    """The request of an AdmissionReview.
+    """Return the request of an AdmissionReview.
 
     Raises:
         ValueError: `body` is not such a review.
@@ -50,7 +50,7 @@ def question_of(body: Any) -> Mapping[str, Any]:
 
 
 def answer_to(request: Mapping[str, Any], patch: Sequence[Mapping[str, Any]], refusal: str = "") -> dict[str, Any]:
-    """The AdmissionReview that allows a request with a JSON patch, or refuses it with the reason."""
+    """Return the AdmissionReview that allows a request with a JSON patch, or refuses it with the reason."""
     response: dict[str, Any] = {"uid": request["uid"], "allowed": not refusal}
     if refusal:
         response["status"] = {"code": 403, "message": refusal}
@@ -60,7 +60,7 @@ def answer_to(request: Mapping[str, Any], patch: Sequence[Mapping[str, Any]], re
 
 
 def _function_pod(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The function pod that a request creates; None for any other request."""
+    """Return the function pod that a request creates; None for any other request."""
     kind = request.get("kind") or {}
     if (kind.get("group"), kind.get("kind"), request.get("operation")) != ("", "Pod", "CREATE"):
         return None
@@ -71,7 +71,7 @@ def _function_pod(request: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _quick_release(spec: Mapping[str, Any], grace_seconds: int) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) that makes a pod terminate quickly."""
+    """Return the JSON patch (RFC 6902) that makes a pod terminate quickly."""
     patch: list[dict[str, Any]] = []
     position = [container.get("name") for container in spec["containers"]].index(CONTAINER)
     if "preStop" in (spec["containers"][position].get("lifecycle") or {}):

@@ -132,7 +132,7 @@ class PodsReport:
 
 
 def remedy_of(problem: str) -> str:
-    """The remedy for a pod's problem, which is in Kubernetes' words."""
+    """Return the remedy for a pod's problem, which is in Kubernetes' words."""
     return next((remedy for words, remedy in _REMEDIES if re.search(words, problem)), _OTHERWISE)
 
 

@@ -135,7 +135,7 @@ class Transition:
 
 
 def started(message: str) -> Transition:
-    """A driver holds the job."""
+    """Return the transition when a driver holds the job."""
     return Transition(
         "Running",
         (
@@ -148,12 +148,12 @@ def started(message: str) -> Transition:
 
 
 def waiting(phase: Phase, reason: Reason, message: str) -> Transition:
-    """The job should run, but can't yet."""
+    """Return the transition of a job that should run, but can't yet."""
     return Transition(phase, ((PROGRESSING, False, reason), (ACCEPTED, True, Reason.VALID)), message)
 
 
 def without_services(phase: Phase, message: str) -> Transition:
-    """The functions' Services can't be created now."""
+    """Return the transition of a job whose functions' Services can't be created now."""
     changes = (
         (SERVICES_READY, False, Reason.SERVICES_FAILED),
         (PROGRESSING, False, Reason.SERVICES_FAILED),
@@ -163,13 +163,13 @@ def without_services(phase: Phase, message: str) -> Transition:
 
 
 def suspended() -> Transition:
-    """The job has released everything."""
+    """Return the transition of a job that has released everything."""
     changes = ((SUSPENDED, True, Reason.SUSPENDED), (PROGRESSING, False, Reason.SUSPENDED))
     return Transition("Suspended", changes, "set spec.suspend to false to continue")
 
 
 def out_of_budget(message: str) -> Transition:
-    """The job has released everything, because the budget does not allow another step."""
+    """Return the transition of a job that has released everything, because the budget does not allow another step."""
     changes = (
         (SUSPENDED, True, Reason.BUDGET_EXHAUSTED),
         (PROGRESSING, False, Reason.BUDGET_EXHAUSTED),
@@ -179,7 +179,7 @@ def out_of_budget(message: str) -> Transition:
 
 
 def succeeded(message: str) -> Transition:
-    """All is done."""
+    """Return the transition of a job that has finished."""
     changes = (
         (COMPLETE, True, Reason.SUCCEEDED),
         (PROGRESSING, False, Reason.SUCCEEDED),
@@ -189,14 +189,14 @@ def succeeded(message: str) -> Transition:
 
 
 def failed(reason: Reason, message: str) -> Transition:
-    """The job has failed."""
+    """Return the transition of a job that has failed."""
     refused = reason in (Reason.INVALID_SPEC, Reason.SPEC_CHANGED)
     acceptance = (ACCEPTED, not refused, reason if refused else Reason.VALID)
     return Transition("Failed", ((FAILED, True, reason), (PROGRESSING, False, Reason.FAILED), acceptance), message)
 
 
 def apply(status: ResourceStatus, transition: Transition, *, generation: int, now: str) -> ResourceStatus:
-    """The status after a transition.
+    """Return the status after a transition.
 
     Args:
         generation: generation of the resource that the transition is based on.

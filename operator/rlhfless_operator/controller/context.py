@@ -33,24 +33,24 @@ class MakePlatform(Protocol):
 
 @dataclass(frozen=True)
 class Pacing:
-    """The controller's waiting times, in seconds."""
+    """Waiting times of the controller, in seconds."""
 
     tick: float = 5.0
-    """Between two heartbeats."""
+    """Seconds between two heartbeats."""
     lease: float = 5.0
-    """Until the retry of a job that another driver holds."""
+    """Seconds until the retry of a job that another driver holds."""
     first_restart: float = 10.0
-    """Until the first restart after an internal failure; doubles with each consecutive one."""
+    """Seconds until the first restart after an internal failure. They double with each consecutive one."""
     longest_restart: float = 360.0
-    """Before any restart."""
+    """Most seconds before any restart."""
     queue: float = 5.0
-    """Between polls of the Workload of a job that waits in a Kueue queue or was admitted."""
+    """Seconds between polls of the Workload of a job that waits in a Kueue queue or was admitted."""
     services: float = 10.0
-    """Until the retry of a job whose Services can't be created."""
+    """Seconds until the retry of a job whose Services can't be created."""
     closing: float = 25.0
-    """For a driver to release everything; after it, the driver is abandoned."""
+    """Seconds for a driver to release everything. After them, the driver is abandoned."""
     farewell: float = 3.0
-    """For the last write of the status when the operator stops."""
+    """Seconds for the last write of the status when the operator stops."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class OperatorContext:
     queues: Queues
     """Kueue's queues, for jobs that wait in one."""
     settings: ClusterSettings
-    """The operator's."""
+    """Settings of the operator."""
     room: Room
     """Finds how many generation instances a job may use."""
     pools: Pools

@@ -23,7 +23,7 @@ _CLIPPED = ("policy/clip_fraction_low", "policy/clip_fraction_high")
 
 
 def training_figures(record: StepRecord) -> dict[str, float]:
-    """A step's figures of learning and sampling, by the names that dashboards use."""
+    """Return a step's figures of learning and sampling, by the names that dashboards use."""
     figures = {}
     for name, sources in _TRAINING.items():
         found = next((record.metrics[source] for source in sources if source in record.metrics), None)
@@ -35,7 +35,7 @@ def training_figures(record: StepRecord) -> dict[str, float]:
 
 
 def planned_money(record: StepRecord, instance_hour: Decimal) -> dict[str, float]:
-    """Planned cost of generation: of the chosen plan, the cheapest plan, and the lower bound.
+    """Return the planned cost of generation: of the chosen plan, the cheapest plan, and the lower bound.
 
     Args:
         instance_hour: price of a generation instance for an hour.
@@ -52,6 +52,6 @@ def planned_money(record: StepRecord, instance_hour: Decimal) -> dict[str, float
 
 
 def response_tokens(lengths: Sequence[int]) -> tuple[float, float, float]:
-    """Mean, 95th percentile (nearest rank) and maximum of at least one length."""
+    """Return the mean, 95th percentile (nearest rank) and maximum of at least one length."""
     ordered = sorted(lengths)
     return sum(ordered) / len(ordered), float(ordered[math.ceil(0.95 * len(ordered)) - 1]), float(ordered[-1])

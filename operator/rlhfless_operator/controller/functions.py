@@ -32,7 +32,7 @@ FIELD_MANAGER = "rlhfless"
 
 @asynccontextmanager
 async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncIterator[MakePlatform]:
-    """The factory of jobs' platforms, valid as long as the context lasts.
+    """Yield the factory of jobs' platforms, valid as long as the context lasts.
 
     Args:
         api: client of the cluster; the caller closes it.
@@ -88,7 +88,7 @@ def functions_of(
     settings: ClusterSettings,
     environment: Mapping[str, str],
 ) -> Mapping[Stage, StageFunction]:
-    """The stages of a job with their pods: the stage's settings over the job's over the cluster's defaults.
+    """Return the stages of a job with their pods: the stage's settings over the job's over the cluster's defaults.
 
     Args:
         environment: the operator's own variables, which name the stores that the functions use too.

@@ -50,7 +50,7 @@ class Handlers:
         kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_kubeconfig)
 
     def stuck(self) -> list[str]:
-        """Jobs whose supervisors have been silent for too long."""
+        """Return the jobs whose supervisors have been silent for too long."""
         now = time.monotonic()
         return [
             f"{supervisor.resource.namespace}/{supervisor.resource.name}"

@@ -47,10 +47,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Stopped(Protocol):
-    """Tells whether the supervisor must end."""
+    """The event that tells whether the supervisor must end."""
 
     def is_set(self) -> bool:
-        """Whether it must end."""
+        """Return whether it must end."""
 
 
 class Supervisor:
@@ -244,7 +244,7 @@ class Supervisor:
             _logger.warning("a driver that was stopped ended with %s: %s", type(error).__name__, error)
 
     def _wants_other(self, resource: JobResource) -> bool:
-        """Whether a driver that was started for `resource` must end."""
+        """Return whether a driver that was started for `resource` must end."""
         now = self.resource
         other = now.driven_spec != resource.driven_spec or now.queue != resource.queue
         return self._stopped.is_set() or now.deleted or now.suspended or other
@@ -350,7 +350,7 @@ class Supervisor:
 
 
 async def ending_of(work: Awaitable[None]) -> Exception | None:
-    """The exception that ends a supervisor's work; None if the work was completed.
+    """Return the exception that ends a supervisor's work; None if the work was completed.
 
     A task must not raise it: while the operator stops, kopf treats an exception of any task as the operator's.
     """

@@ -49,7 +49,7 @@ class Admission:
 
 
 def workload_name(job: str, uid: str) -> str:
-    """Name of a job's Workload, which differs for two jobs with the same name."""
+    """Return the name of a job's Workload, which differs for two jobs with the same name."""
     return f"{KIND.lower()}-{job}-{hashlib.sha256(uid.encode()).hexdigest()[:5]}"
 
 
@@ -63,7 +63,7 @@ def workload(
     priority: int,
     pod_sets: Sequence[PodSet],
 ) -> Document:
-    """The manifest of a job's Workload.
+    """Return the manifest of a job's Workload.
 
     Args:
         version: version of Kueue's API that the cluster serves, such as `v1beta2`.
@@ -123,7 +123,7 @@ def admission_of(document: Mapping[str, Any]) -> Admission:
 
 
 def quota_released(document: Mapping[str, Any], *, now: str) -> Document | None:
-    """The status of an evicted Workload whose pods are gone; None if there is no quota to return.
+    """Return the status of an evicted Workload whose pods are gone; None if there is no quota to return.
 
     Args:
         now: RFC 3339.
@@ -143,7 +143,7 @@ def quota_released(document: Mapping[str, Any], *, now: str) -> Document | None:
 
 
 def finished(document: Mapping[str, Any], *, succeeded: bool, message: str, now: str) -> Document | None:
-    """The status of a Workload whose job has ended; None if it already says so."""
+    """Return the status of a Workload whose job has ended; None if it already says so."""
     conditions = (document.get("status") or {}).get("conditions") or []
     if _is_true({condition["type"]: condition for condition in conditions}, "Finished"):
         return None
@@ -168,7 +168,7 @@ def _condition(kind: str, true: bool, reason: str, message: str, generation: int
 
 
 def _with(conditions: Sequence[Mapping[str, Any]], changed: Sequence[Document]) -> list[Document]:
-    """All conditions, including the changed ones. A merge patch replaces the whole list."""
+    """Return all conditions, including the changed ones. A merge patch replaces the whole list."""
     replaced = {condition["type"]: condition for condition in changed}
     kept = []
     for condition in conditions:

@@ -84,7 +84,7 @@ async def lead(
 
 
 def own_namespace() -> str | None:
-    """The namespace of the pod that this process runs in; None outside a cluster."""
+    """Return the namespace of the pod that this process runs in; None outside a cluster."""
     return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.exists() else None
 
 

@@ -126,7 +126,7 @@ class Operator:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """The settings of kopf."""
+    """Return the settings of kopf."""
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_DOMAIN)
@@ -143,7 +143,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @asynccontextmanager
 async def connect() -> AsyncIterator[ApiClient]:
-    """A client of the cluster in KUBECONFIG, or else of the one that this process runs in."""
+    """Yield a client of the cluster in KUBECONFIG, or else of the one that this process runs in."""
     configuration = Configuration()
     kubeconfig = os.environ.get("KUBECONFIG")
     if kubeconfig or not Path(config.incluster_config.SERVICE_TOKEN_FILENAME).exists():

@@ -14,7 +14,7 @@ from rlhfless_operator.preflight.nodes import gpu_products_of
 
 
 def products_of_nodes() -> list[str]:
-    """The GPU products, each once; empty if there is no cluster, or if it does not tell."""
+    """Return the GPU products, each once; empty if there is no cluster, or if it does not tell."""
     places = [*(os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep), SERVICE_TOKEN_FILENAME]
     if not any(Path(place).expanduser().is_file() for place in places):
         return []

@@ -1,4 +1,4 @@
-"""What a driver's end means for its job: a pure function of the exception that ended the driver."""
+"""The effect of a driver's end on its job: a pure function of the exception that ended the driver."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ Kind = Literal["failed", "suspended", "wait", "no_services", "restart"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to do next.
+    """The next action for a job whose driver has ended.
 
     `failed`: the job has failed. `suspended`: release everything until the job's document changes. `wait`: another
     driver holds the job, or the store does not answer; retry later. `no_services`: the cluster can't provide what the
@@ -56,5 +56,5 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def pause_before_restart(restarts: int, first: float, longest: float) -> float:
-    """Seconds before the `restarts`-th consecutive restart; they double each time."""
+    """Return the seconds before the `restarts`-th consecutive restart; they double each time."""
     return float(min(longest, first * 2 ** min(restarts - 1, 60)))

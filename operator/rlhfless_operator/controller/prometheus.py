@@ -111,7 +111,7 @@ class OperatorMetrics:
             self.status_writes.inc()
 
     def job(self, namespace: str, name: str) -> "JobMeter":
-        """The meter of a job, for all of its drivers."""
+        """Return the meter of a job, for all of its drivers."""
         return self._jobs.setdefault((namespace, name), JobMeter(self, namespace, name))
 
     def show_phase(self, namespace: str, name: str, phase: Phase) -> None:
@@ -131,7 +131,7 @@ class OperatorMetrics:
             metric.remove_by_labels({"namespace": namespace, "job": name})
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         now = time.monotonic()
         for meter in list(self._jobs.values()):
             meter.update(now)

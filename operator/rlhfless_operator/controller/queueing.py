@@ -70,7 +70,7 @@ class Queues:
             return _waiting(f"Kueue's API does not answer: {error}")
 
     async def withdrawn(self, resource: JobResource) -> str | None:
-        """Why a running job must stop; None if it may continue, also while the API server does not answer."""
+        """Return why a running job must stop; None if it may continue, also while the API server does not answer."""
         if self._client is None:
             return None
         name = kueue.workload_name(resource.name, resource.uid)
@@ -127,7 +127,7 @@ class Queues:
 
 
 def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
-    """The most pods that a job holds, by stage."""
+    """Return the most pods that a job holds, by stage."""
     learners, preparers = job.spec.learning.instances.max, job.spec.preparation.instances.max
     ranges: dict[Stage, ActorRange] = {
         "generation": actors,

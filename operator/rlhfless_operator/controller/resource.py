@@ -1,4 +1,4 @@
-"""A job's resource on the API server, and what to do about it now: pure functions of its document."""
+"""A job's resource on the API server, and the next action for it: pure functions of its document."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class JobResource:
     uid: str
     generation: int
     version: str
-    """resourceVersion."""
+    """The resourceVersion."""
     spec: Mapping[str, Any]
     queue: str | None
     """The Kueue queue that it waits in, from its label."""
@@ -86,7 +86,7 @@ class JobResource:
         return seconds if isinstance(seconds, float) and math.isfinite(seconds) else None
 
     def budget(self, otherwise: BudgetSpec | None) -> BudgetSpec | None:
-        """What the job may spend.
+        """Return the budget of the document; None if it has none.
 
         Args:
             otherwise: the result if the document's budget can't be read.
@@ -103,7 +103,7 @@ class JobResource:
         return {name: value for name, value in self.spec.items() if name not in NO_RESTART_FIELDS}
 
     def job(self) -> RLHFJob:
-        """The job that the resource describes.
+        """Return the job that the resource describes.
 
         Raises:
             InvalidJobError: the document is invalid; it holds every fault.
@@ -114,7 +114,8 @@ class JobResource:
 
 
 def next_action(resource: JobResource, status: ResourceStatus) -> Action:
-    """What to do about a job: drive it, release its instances, delete it when its time to live is over, or nothing."""
+    """Choose the next action for a job: drive it, release its instances, delete it when its time to live is over, or
+    nothing."""
     if resource.deleted:
         return "none"
     if resource.suspended and status.phase not in ("Suspended", "Succeeded"):
@@ -129,7 +130,7 @@ def next_action(resource: JobResource, status: ResourceStatus) -> Action:
 
 
 def expiry(resource: JobResource, status: ResourceStatus) -> datetime | None:
-    """Time when a finished job is deleted; None for never."""
+    """Return the time when a finished job is deleted; None for never."""
     if resource.time_to_live is None or status.completion_time is None:
         return None
     try:
@@ -139,17 +140,18 @@ def expiry(resource: JobResource, status: ResourceStatus) -> datetime | None:
 
 
 def resolved(job: RLHFJob, files: str) -> RLHFJob:
-    """A copy whose relative paths are resolved against `files`, a folder in the functions' pods."""
+    """Return a copy whose relative paths are resolved against `files`, a folder in the functions' pods."""
     return job.resolve_paths(Path(files))
 
 
 def root_of(job: RLHFJob, base: str) -> str:
-    """URI of the job's folder, with the layout of `rlhfless run`; a relative path is resolved against `base`."""
+    """Return the URI of the job's folder, with the layout of `rlhfless run`; a relative path is resolved against
+    `base`."""
     uri = job.spec.artifacts.uri
     absolute = is_uri(uri) or Path(uri).is_absolute()
     return artifacts.join(uri if absolute else artifacts.join(base, uri), job.metadata.name)
 
 
 def describe_faults(error: InvalidJobError) -> str:
-    """All faults of a document, in the words of `rlhfless validate`."""
+    """Return all faults of a document, in the words of `rlhfless validate`."""
     return "\n".join(str(fault) for fault in error.faults)

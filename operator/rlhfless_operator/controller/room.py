@@ -23,10 +23,10 @@ class Room:
         self._settings = settings
 
     async def actors(self, resource: JobResource, job: RLHFJob) -> ActorRange:
-        """The job's range of instances, limited by its pool. Without one, as many as its pool and its namespace's
-        quotas have room for.
+        """Return the job's range of instances, limited by its pool.
 
-        Quotas that the operator may not read do not count.
+        If the job names no maximum, it is as many as its pool and its namespace's quotas have room for. Quotas that the
+        operator may not read do not count.
 
         Raises:
             PlatformUnavailableError: the API server does not answer, or the job is asynchronous and a quota has no room

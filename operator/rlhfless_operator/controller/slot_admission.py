@@ -60,7 +60,7 @@ class SlotAdmission:
         return answer_to(request, patch)
 
     async def _patch(self, pod: Mapping[str, Any], namespace: str, *, remember: bool) -> list[dict[str, Any]]:
-        """The JSON patch that gives a new pod its slots; empty for a pod that takes no turns.
+        """Return the JSON patch that gives a new pod its slots; empty for a pod that takes no turns.
 
         Raises:
             ValueError: the pod can't have slots; the message says why.

@@ -56,8 +56,10 @@ class StatusWriter:
         self._changed.set()
 
     def seen(self, resource: JobResource, content: Mapping[str, Any]) -> None:
-        """Take over a newer version of the resource from the watch: the next write starts from it. If another operator
-        drives the job, nothing more is written."""
+        """Take over a newer version of the resource from the watch: the next write starts from it.
+
+        If another operator drives the job, nothing more is written.
+        """
         if _newer(resource.version, self._version):
             if self._is_foreign(content):
                 self._superseded_by = str(content["driver"]["operator"])
@@ -124,5 +126,5 @@ class StatusWriter:
 
 
 def _newer(version: str, than: str) -> bool:
-    """Whether a resourceVersion is newer. Versions that are not numbers are not compared."""
+    """Return whether a resourceVersion is newer. Versions that are not numbers are not compared."""
     return version.isdecimal() and than.isdecimal() and int(version) > int(than)
