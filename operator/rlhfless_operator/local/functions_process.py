@@ -29,12 +29,12 @@ def check_functions(package: str = "torch") -> None:
 
 
 def ask_functions(module: str, question: BaseModel, work: str, error: type[UserError]) -> bytes:
-    """Return what a module of `rlhfless_functions.serving` answers, as JSON.
+    """Ask a module of `rlhfless_functions.serving`, and return its answer as JSON.
 
     Args:
-        module: reads the question from its standard input, and writes the answer into the file that it is given.
-        question: what it is asked.
-        work: what it does, for messages.
+        module: reads the question from its standard input, and writes the answer into the given file.
+        question: the question.
+        work: name of the work, for messages.
         error: raised if it does not answer.
 
     Raises:

@@ -17,7 +17,7 @@ class TooFewGpusError(UserError):
 
 @dataclass(frozen=True)
 class GpuAssignment:
-    """How a job's instances share the machine's GPUs."""
+    """The share of each of a job's instances in the machine's GPUs."""
 
     actors: ActorRange
     """Number of generation instances that a step may use."""
@@ -32,8 +32,8 @@ class GpuAssignment:
 def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:
     """Divide the GPUs, and limit the generation instances to those that can have GPUs at once.
 
-    Preparation has one if any model computes there (the policy, a reference, a critic or a reward model), or if the job
-    gives its pods one, for reward code that uses it.
+    An instance of preparation has a GPU if a model computes there (the policy, a reference, a critic or a reward
+    model), or if the job gives its pods one, for reward code that uses it.
 
     Raises:
         TooFewGpusError: one instance needs more GPUs than the machine has.

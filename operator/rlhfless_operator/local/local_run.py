@@ -56,7 +56,7 @@ class RunOptions:
 
 
 def threads_of(actors: ActorRange, preparers: int, threads: int) -> dict[Stage, int]:
-    """CPU threads of an instance of each stage.
+    """Return the CPU threads of an instance of each stage.
 
     Instances of generation work side by side and share the threads, and so do those of preparation. The learner works
     alone, and preparation mostly does too.
@@ -142,7 +142,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
 
 
 def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:
-    """The present state of a run for the view."""
+    """Return the present state of a run for the view."""
     now = time.monotonic()
     progress = run.progress
     money, gpu_seconds = journal.spent(now)

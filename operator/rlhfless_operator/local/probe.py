@@ -110,7 +110,7 @@ def in_options(message: str) -> str:
 
 
 def _find(given: str, changes: dict[str, Any]) -> Iterator[Found]:
-    """The models that a name stands for. A run stands for its first model and its checkpoints."""
+    """Return the models that a name stands for. A run stands for its first model and its checkpoints."""
     here = artifacts.local_path(given)
     uri = str(here.resolve()) if here is not None and here.exists() else given.rstrip("/")
     step = _step(uri.rpartition("/")[2])

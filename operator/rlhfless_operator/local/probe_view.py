@@ -1,4 +1,4 @@
-"""What `rlhfless probe` shows: tables for the terminal, and a page with plots."""
+"""The output of `rlhfless probe`: tables for the terminal, and a page with plots."""
 
 from collections.abc import Sequence
 from html import escape
@@ -21,7 +21,7 @@ _READOUTS = {
 
 
 def view(result: ProbeResult) -> Group:
-    """A table of the models, one of the layers where there is one model, and a sentence on drafting for each."""
+    """Return a table of the models, one of the layers if there is one model, and a sentence on drafting for each."""
     parts: list[Table | Text] = [_models(result.models)]
     if len(result.models) == 1:
         parts += [Text(), _layers(result.models[0])]
@@ -30,7 +30,7 @@ def view(result: ProbeResult) -> Group:
 
 
 def verdict(model: ModelProbe) -> str:
-    """What drafting by an early exit is expected to bring, and what it brought."""
+    """Describe the expected and the measured gain of drafting by an early exit."""
     best, decoded = model.best, model.decoded
     if best is None:
         return f"{model.name}: a model of one layer has no early exit"
@@ -45,7 +45,7 @@ def verdict(model: ModelProbe) -> str:
 
 
 def probe_page(result: ProbeResult) -> str:
-    """The whole page as HTML: by step where several steps were probed, and by layer for the first and the last."""
+    """Return the whole page as HTML: by step if several steps were probed, and by layer for the first and the last."""
     models = result.models
     title = models[0].name if len(models) == 1 else f"{models[0].name} to {models[-1].name}"
     body = f"<h1>Early exit: {escape(title)}</h1>"

@@ -18,7 +18,7 @@ from rlhfless_operator.training.replaying import Replay, replay
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
 _THREADS = "learning/threads"
-"""The metric that says how many CPU threads a step was learnt with."""
+"""Metric with the number of CPU threads that a step was learnt with."""
 
 
 async def replay_locally(root: str, threads: int | None = None, *, keep: bool = False) -> Replay:
@@ -71,7 +71,7 @@ def _threads_of_run(folder: JobFolder, status: RLHFJobStatus) -> int:
 
 
 def verdict(found: Replay) -> str:
-    """What a person is told of a replay."""
+    """Describe the result of a replay."""
     if not found.differing:
         return f"{found.steps} steps taken again: the same weights bit for bit, in all {found.files} files"
     return (

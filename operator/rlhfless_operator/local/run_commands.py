@@ -1,4 +1,8 @@
-"""The commands about a run that is there: `rlhfless report | compare | replay | sample`."""
+"""The commands about a run that exists: `rlhfless report
+compare
+replay
+sample`.
+"""
 
 import asyncio
 import subprocess

@@ -115,7 +115,7 @@ def run_trial(trial: RewardTrial) -> RewardTrialResult:
 
 
 def faults(result: RewardTrialResult) -> list[str]:
-    """Reasons why the rewards can't be used for training, one sentence each; empty if they can."""
+    """Return the reasons why the rewards can't be used for training, one sentence each; empty if they can."""
     found = [reward.error for reward in result.rewards if reward.error is not None]
     if not found and all(response.reward is None for response in result.responses):
         found.append("no response has a reward: for each of them, no term with a weight gave a score")
@@ -123,7 +123,7 @@ def faults(result: RewardTrialResult) -> list[str]:
 
 
 def view(result: RewardTrialResult) -> Group:
-    """A table of responses with their terms, and one of rewards with their times."""
+    """Return a table of responses with their terms, and one of rewards with their times."""
     names = [reward.name for reward in result.rewards]
     responses = Table(box=None, pad_edge=False)
     for title in ("row", "response", "tokens", *names, "reward"):
@@ -157,7 +157,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _brief(text: str) -> str:
-    """A response on one line, including its end, where the answer usually is."""
+    """Return a response on one line, including its end, where the answer usually is."""
     line = repr(text)[1:-1]
     if len(line) <= _SHOWN_CHARACTERS:
         return line

@@ -79,7 +79,7 @@ class Forecast:
 
 
 def forecast(state: ViewState) -> Forecast | None:
-    """The forecast from the means of recent steps; None before the first step is finished."""
+    """Return the forecast from the means of recent steps; None before the first step is finished."""
     recent = recent_steps(state.records)
     cost = forecast_cost(state.cost, state.records, state.steps)
     if cost is None:
@@ -89,7 +89,7 @@ def forecast(state: ViewState) -> Forecast | None:
 
 
 def render(state: ViewState, width: int) -> RenderableType:
-    """The view of one moment, at most `width` columns wide.
+    """Return the view of one moment, at most `width` columns wide.
 
     Args:
         state: what to show.
@@ -106,7 +106,7 @@ def render(state: ViewState, width: int) -> RenderableType:
 
 
 def plain_line(record: StepRecord, steps: int | None = None) -> str:
-    """One finished step as one line, for logs and pipes.
+    """Return one finished step as one line, for logs and pipes.
 
     Args:
         record: the step.
@@ -228,7 +228,7 @@ def _instances(counts: Mapping[tuple[str, str], int]) -> Text:
 
 
 def _figures(record: StepRecord) -> Iterator[tuple[str, str]]:
-    """The step's most important numbers that exist, each with a short name."""
+    """Return the step's most important numbers that exist, each with a short name."""
     metrics = record.metrics
     if "reward" in metrics:
         yield "reward", _fixed(metrics["reward"])
