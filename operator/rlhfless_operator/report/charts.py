@@ -40,7 +40,7 @@ class Mark:
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`; at least two."""
+    """Return round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`; at least two."""
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = 0.0, 1.0
     if high - low < 1e-12 * max(1.0, abs(high)):
@@ -62,7 +62,7 @@ def line_chart(
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
 ) -> str:
-    """Lines over a common axis.
+    """Draw lines over a common axis.
 
     Args:
         xs: x of every value: whole numbers, ascending, as many as each series has values.
@@ -97,7 +97,7 @@ def line_chart(
 def stacked_bars(
     xs: Sequence[float], series: Sequence[Series], *, title: str, note: str = "", x_name: str = "step", unit: str = ""
 ) -> str:
-    """Bars of non-negative parts, one bar for each x; the parts are stacked in the order of the series."""
+    """Draw a bar of non-negative parts for each x. The parts are stacked in the order of the series."""
     count = min(len(xs), POINTS // 2)
     thin_xs = averaged(xs, count)
     thinned = [Series(line.name, averaged(line.values, count), line.style) for line in series]
@@ -130,7 +130,7 @@ def stacked_bars(
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
-    """One horizontal bar of parts of a whole.
+    """Draw one horizontal bar of parts of a whole.
 
     Args:
         parts: (name, amount, style class); amounts are not negative.
@@ -146,7 +146,7 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
 
 
 def spark(values: Sequence[float], style: str = "c1") -> str:
-    """A small line without axes."""
+    """Draw a small line without axes."""
     thin = averaged(values, 100)
     finite = [value for value in thin if math.isfinite(value)]
     if len(finite) < 2:
@@ -182,7 +182,7 @@ def _x_range(xs: Sequence[float]) -> tuple[float, float]:
 
 
 def _whole_ticks(low: float, high: float) -> list[float]:
-    """Ticks at whole numbers within the range."""
+    """Return the ticks at whole numbers within the range."""
     return [tick for tick in ticks(low, high, 5) if low <= tick <= high and tick == int(tick)]
 
 
@@ -209,7 +209,7 @@ def _mark(mark: Mark, scale: _Scale) -> str:
 
 
 def _hover_bands(xs: Sequence[float], series: Sequence[Series], scale: _Scale, x_name: str) -> str:
-    """One invisible column for each x that shows the values there."""
+    """Return one invisible column for each x that shows the values there."""
     bands = ""
     for index, x in enumerate(xs):
         left = scale.x((xs[index - 1] + x) / 2) if index else scale.x(x)
@@ -236,7 +236,7 @@ def _rectangle(x: float, y: float, width: float, height: float, style: str) -> s
 def _framed(
     body: str, scale: _Scale, y_ticks: Sequence[float], x_labels: Sequence[tuple[float, str]], x_name: str
 ) -> str:
-    """The drawing with its labels: y on the left, x below."""
+    """Return the drawing with its labels: y on the left, x below."""
     y_labels = "".join(
         f'<span style="top:{100 * scale.y(tick) / _HEIGHT:.2f}%">{format_number(tick)}</span>' for tick in y_ticks
     )

@@ -22,7 +22,7 @@ _ABSENT = "–"
 
 
 def compare(run_folders: Sequence[str], width: int = 120) -> str:
-    """A table for the terminal, with one column for each run.
+    """Return a table for the terminal, with one column for each run.
 
     Args:
         run_folders: paths or fsspec URIs of job folders.
@@ -54,7 +54,7 @@ def write_comparison(run_folders: Sequence[str], uri: str) -> str:
 
     Args:
         run_folders: paths or fsspec URIs of job folders.
-        uri: where to write it.
+        uri: URI or path of the page.
 
     Returns:
         `uri`.
@@ -68,7 +68,7 @@ def write_comparison(run_folders: Sequence[str], uri: str) -> str:
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """The page: results, differences between the jobs, and curves on common axes."""
+    """Return the page: results, differences between the jobs, and curves on common axes."""
     names = _distinct_names(runs)
     head = "<tr><th></th>" + "".join(f'<th class="n">{escape(name)}</th>' for name in names) + "</tr>"
     tables = "".join(
@@ -92,7 +92,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The results: (label, one text for each run)."""
+    """Return the results: (label, one text for each run)."""
     rows = [
         ("algorithm", [run.algorithm for run in runs]),
         ("steps", [str(len(run.trained)) for run in runs]),
@@ -109,7 +109,7 @@ def results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Fields of the jobs' `spec` that differ: (field, one text for each run)."""
+    """Return the fields of the jobs' `spec` that differ: (field, one text for each run)."""
     flat = [_flat(run.spec) for run in runs]
     fields = sorted({field for fields in flat for field in fields})
     rows = [(field, [fields.get(field, _ABSENT) for fields in flat]) for field in fields]
@@ -117,7 +117,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, str]:
-    """Every leaf with its dotted path, as JSON."""
+    """Return every leaf with its dotted path, as JSON."""
     children: Mapping[str, Any] = {}
     if isinstance(value, Mapping):
         children = {f"{path}.{key}" if path else str(key): child for key, child in value.items()}

@@ -16,7 +16,7 @@ _COLUMNS = {
 
 
 def section(run: Run) -> str:
-    """A table of each dataset's counts of rows, and a list of changed settings; empty if neither is known."""
+    """Return a table of each dataset's counts of rows, and a list of changed settings; empty if neither is known."""
     return _datasets(run) + _changes(run)
 
 

@@ -24,7 +24,7 @@ _CHARTS = (
 
 
 def section(run: Run) -> str:
-    """Tokens per pass, drafts and their time, by step; empty for a run without drafts."""
+    """Return the tokens per pass, drafts and their time, by step; empty for a run without drafts."""
     tried = sum(record.metrics.get("generation/drafts/tried", 0.0) for record in run.trained)
     if not tried:
         return ""

@@ -44,12 +44,12 @@ def lanes(spans: Sequence[SpanRecord]) -> list[Lane]:
 
 
 def window(all_lanes: Sequence[Lane], start: float, end: float) -> list[Lane]:
-    """The same rows, cut to the time from `start` to `end`."""
+    """Return the same rows, cut to the time from `start` to `end`."""
     return [Lane(lane.stage, lane.number, tuple(_clipped(lane.spans, start, end))) for lane in all_lanes]
 
 
 def gantt(all_lanes: Sequence[Lane], start: float, end: float) -> str:
-    """The chart from `start` to `end`, in seconds since the run began.
+    """Draw the chart from `start` to `end`, in seconds since the run began.
 
     Returns:
         One row for each lane, and a time axis; a sentence if there are no lanes.
@@ -92,7 +92,8 @@ def _clipped(spans: Sequence[SpanRecord], start: float, end: float) -> list[Span
 
 
 def _thinned(spans: Sequence[SpanRecord], start: float, end: float) -> Sequence[SpanRecord]:
-    """The spans. If there are too many to tell apart, slices instead, each with the state that fills most of it."""
+    """Return the spans. If there are too many to tell apart, return slices, each with the state that fills most of
+    it."""
     if len(spans) <= MOST_SPANS:
         return spans
     width = (end - start) / MOST_SPANS

@@ -38,7 +38,7 @@ def hindsight(spans: Sequence[SpanRecord]) -> dict[str, Hindsight]:
 
 
 def total(stages: Mapping[str, Hindsight]) -> Hindsight:
-    """The sum over all stages."""
+    """Return the sum over all stages."""
     return Hindsight(sum(each.paid for each in stages.values()), sum(each.least for each in stages.values()))
 
 
@@ -50,7 +50,7 @@ def _of_stage(spans: Sequence[SpanRecord]) -> Hindsight:
 
 
 def _mean(spans: Sequence[SpanRecord], state: str) -> float:
-    """Mean seconds in a state, over the instances that were in it."""
+    """Return the mean seconds in a state, over the instances that were in it."""
     of_state = [span for span in spans if span.state == state]
     instances = {span.instance for span in of_state}
     return sum(span.end - span.start for span in of_state) / len(instances) if instances else 0.0

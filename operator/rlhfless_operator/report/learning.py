@@ -11,7 +11,8 @@ from rlhfless_operator.report.run import Run
 
 
 def charts(run: Run) -> str:
-    """Charts of reward with evaluations, KL, lengths, truncation, entropy, norms and mismatch, if the run has them."""
+    """Return charts of reward with evaluations, KL, lengths, truncation, entropy, norms and mismatch, if the run has
+    them."""
     if not run.trained and not run.accuracies:
         return '<p class="none">No step is finished yet.</p>'
     figures = [_reward(run), *_reward_terms(run)]
@@ -35,7 +36,7 @@ def charts(run: Run) -> str:
 
 
 def all_metrics(run: Run) -> str:
-    """A table of all metrics, each with a small curve."""
+    """Return a table of all metrics, each with a small curve."""
     names = sorted({name for record in run.trained for name in record.metrics})
     if not names:
         return ""
@@ -63,7 +64,7 @@ def all_metrics(run: Run) -> str:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Centred moving average over a twentieth of the values on each side. Gaps stay gaps."""
+    """Return the centred moving average over a twentieth of the values on each side. Gaps stay gaps."""
     reach = len(values) // 20
     result = []
     for index, value in enumerate(values):
@@ -91,7 +92,7 @@ def _reward(run: Run) -> str:
 
 
 def _reward_terms(run: Run) -> list[str]:
-    """A chart of the curves of all rewards, if the job has several."""
+    """Return a chart of the curves of all rewards, if the job has several."""
     names = [name for name in _reward_names(run) if any(f"reward/{name}" in record.metrics for record in run.trained)]
     note = "Mean of each reward before weighting, over the samples that it scored."
     return [metric_chart(run, [(f"reward/{name}", name) for name in names], "Rewards", note)] if len(names) > 1 else []
@@ -102,7 +103,7 @@ def _reward_names(run: Run) -> list[str]:
 
 
 def metric_chart(run: Run, names: Sequence[tuple[str, str]], title: str, note: str) -> str:
-    """The curves of some metrics, (name, label) each. A step without a value is a gap."""
+    """Draw the curves of some metrics, (name, label) each. A step without a value is a gap."""
     xs = [float(record.step) for record in run.trained]
     series = [
         Series(label, [record.metric(name) for record in run.trained], f"c{number % 6 + 1}")

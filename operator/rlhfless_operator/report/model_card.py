@@ -26,7 +26,7 @@ _ALGORITHMS = {
 
 
 def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
-    """Markdown with YAML front matter, as the Hugging Face hub reads it.
+    """Write the card in Markdown with YAML front matter, as the Hugging Face hub reads it.
 
     Args:
         job: the job as it ran.
@@ -60,7 +60,7 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
 
 
 def _release() -> str:
-    """`rlhfless` with its version; without a version if it runs from its sources and is not installed."""
+    """Return `rlhfless` with its version; without a version if it runs from its sources and is not installed."""
     try:
         return f"rlhfless {version('rlhfless')}"
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def _release() -> str:
 
 
 def shown_source(source: str) -> str:
-    """A source as strangers may see it: a hub name or URI, or the last part of a local path."""
+    """Return a source as strangers may see it: a hub name or URI, or the last part of a local path."""
     return source if _is_hub_name(source) or "://" in source else source.rstrip("/").rpartition("/")[2]
 
 
@@ -157,7 +157,7 @@ def _document(job: RLHFJob) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """The document without this machine's paths."""
+    """Return the document without this machine's paths."""
     if isinstance(value, dict):
         return {key: _shortened(child) for key, child in value.items()}
     if isinstance(value, list):

@@ -31,7 +31,7 @@ def write_report(run_folder: str) -> str:
 
 
 def report(run: Run) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = [
         ("Learning", learning.charts(run)),
         ("Data", data.section(run)),
@@ -51,7 +51,7 @@ def report(run: Run) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A page that loads nothing: its security policy forbids it."""
+    """Return a page that loads nothing: its security policy forbids it."""
     style = files("rlhfless_operator.report").joinpath("style.css").read_text()
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -64,7 +64,7 @@ def page(title: str, body: str) -> str:
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Tiles with a large figure each: (label, value, remark)."""
+    """Return tiles with a large figure each: (label, value, remark)."""
     cells = "".join(
         f'<div class="tile"><span>{escape(label)}</span><b>{escape(value)}</b><small>{escape(remark)}</small></div>'
         for label, value, remark in entries

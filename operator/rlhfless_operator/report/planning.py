@@ -40,8 +40,8 @@ _CHARTS = (
 
 
 def section(run: Run) -> str:
-    """Charts of length prediction, the plan's forecast, the lower bound's share, staleness and learning instances, if
-    the run has them."""
+    """Return charts of length prediction, the plan's forecast, the lower bound's share, staleness and learning
+    instances, if the run has them."""
     chosen = any("learning/instances_chosen" in record.metrics for record in run.trained)
     figures = [
         metric_chart(run, names, title, note)
@@ -55,7 +55,7 @@ def section(run: Run) -> str:
 
 
 def _preparers(run: Run) -> str:
-    """The number of instances that prepared the newest step's groups, and why the plan chose it."""
+    """Return a sentence on the number of instances that prepared the newest step's groups, with the plan's reason."""
     newest = run.trained[-1] if run.trained else None
     if newest is None or newest.plan is None or not newest.plan.get("preparers_reason"):
         return ""
@@ -65,7 +65,7 @@ def _preparers(run: Run) -> str:
 
 
 def _learners(run: Run) -> str:
-    """The number of instances that learn together, and the recorded reason for the newest choice."""
+    """Return a sentence on the number of instances that learn together, with the reason for the newest choice."""
     newest = run.status.get("learners")
     if not newest:
         return ""
@@ -75,7 +75,8 @@ def _learners(run: Run) -> str:
 
 
 def _prefixes(run: Run) -> str:
-    """Whether instances can share prefixes of prompts, and the reason in the newest step's plan."""
+    """Return a sentence on whether instances can share prefixes of prompts, with the reason in the newest step's
+    plan."""
     plans = [record.plan for record in run.trained if record.plan]
     reason = plans[-1].get("prefixes") if plans else None
     return f"<p>Instances share prefixes of prompts: {escape(str(reason))}.</p>" if reason else ""

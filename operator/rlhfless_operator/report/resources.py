@@ -19,7 +19,7 @@ _STAGE_STYLES = {"generation": "c1", "preparation": "c2", "learning": "c3", "ove
 
 
 def time(run: Run) -> str:
-    """Seconds of each step by stage."""
+    """Return the seconds of each step by stage."""
     present = [name for name in _STAGE_STYLES if any(name in record.stages for record in run.trained)]
     if not present:
         return ""
@@ -43,7 +43,7 @@ def time(run: Run) -> str:
 
 
 def instances(run: Run) -> str:
-    """The Gantt charts, of the whole run and of a few steps, and the instance-seconds by state."""
+    """Return the Gantt charts, of the whole run and of a few steps, and the instance-seconds by state."""
     accounts = stage_accounts(run)
     if not run.spans and not accounts:
         return ""
@@ -93,13 +93,13 @@ def cost(run: Run) -> str:
 
 
 def _states(accounts: Iterable[StageAccount]) -> list[KeptState]:
-    """The states in which any instance was."""
+    """Return the states in which any instance was."""
     every = list(accounts)
     return [state for state in KEPT_STATES if any(getattr(account, state) for account in every)]
 
 
 def stage_accounts(run: Run) -> dict[str, StageAccount]:
-    """The whole run's account of each stage, in the order of a step."""
+    """Return the whole run's account of each stage, in the order of a step."""
     names = {stage for record in run.records for stage in record.ledger}
     ordered = [stage for stage in STAGES if stage in names] + sorted(names.difference(STAGES))
     return {
@@ -123,7 +123,7 @@ def _style(stage: str) -> str:
 
 
 def _close_up(run: Run, start: float, end: float) -> tuple[float, float] | None:
-    """A period of a few steps in the middle of the run; None if that is most of the run."""
+    """Return a period of a few steps in the middle of the run; None if that is most of the run."""
     if len(run.trained) <= 3 * CLOSE_UP_STEPS:
         return None
     length = CLOSE_UP_STEPS * median(record.seconds for record in run.trained)

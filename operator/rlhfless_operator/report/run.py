@@ -129,7 +129,8 @@ def read_run(folder: str) -> Run:
 
 
 def _newest(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """One record for each step, in order. If a restarted driver finished a step again, its last record counts."""
+    """Return one record for each step, in order. If a restarted driver finished a step again, its last record
+    counts."""
     by_step = {record.step: record for record in records}
     return [by_step[step] for step in sorted(by_step)]
 

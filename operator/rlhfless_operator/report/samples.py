@@ -13,7 +13,7 @@ _SHORTEST_PREFIX = 40
 
 
 def samples_section(samples: Sequence[SampleRecord]) -> str:
-    """One card for each prompt of the evaluations. If all prompts begin alike, the beginning is shown once."""
+    """Return one card for each prompt of the evaluations. If all prompts begin alike, the beginning is shown once."""
     samples = [sample for sample in samples if sample.when != "training"]
     prompts = list(dict.fromkeys(sample.prompt for sample in samples))[:MOST_PROMPTS]
     if not prompts:
@@ -37,7 +37,7 @@ def samples_section(samples: Sequence[SampleRecord]) -> str:
 
 
 def training_section(samples: Sequence[SampleRecord]) -> str:
-    """A card for each group of some steps, spread over the run. The first and the last card are open."""
+    """Return a card for each group of some steps, spread over the run. The first and the last card are open."""
     samples = [sample for sample in samples if sample.when == "training"]
     steps = _spread(sorted({sample.step for sample in samples}), MOST_STEPS)
     cards = [
@@ -49,7 +49,7 @@ def training_section(samples: Sequence[SampleRecord]) -> str:
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """A limited number of the steps at even distances, including the first and the last."""
+    """Choose a limited number of the steps at even distances, including the first and the last."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
@@ -69,7 +69,7 @@ def _group(step: int, group: Sequence[SampleRecord], is_open: bool) -> str:
 
 
 def shared_lines(prompts: Sequence[str]) -> str:
-    """The whole lines with which all prompts begin, if they are long enough to omit."""
+    """Return the whole lines with which all prompts begin, if they are long enough to omit."""
     if len(prompts) < 2:
         return ""
     ranks = zip(*(prompt.splitlines(keepends=True) for prompt in prompts), strict=False)
