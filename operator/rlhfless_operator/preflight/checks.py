@@ -259,8 +259,8 @@ def check_definition(found: Mapping[str, Any] | None, wanted: Mapping[str, Any])
 
 
 def _extended(stage: StagePods) -> Iterator[tuple[str, float]]:
-    """Extended resources that a pod requests, such as `nvidia.com/gpu`. Pods don't request GPUs that they use in
-    turns."""
+    """Return the extended resources that a pod requests, such as `nvidia.com/gpu`. Pods don't request GPUs that they
+    use in turns."""
     resources = stage.pods.resources
     limits = (resources.limits if resources else None) or {}
     for resource, amount in limits.items():
@@ -269,7 +269,7 @@ def _extended(stage: StagePods) -> Iterator[tuple[str, float]]:
 
 
 def _unsaid(hard: Mapping[str, str], pods: PodsSpec) -> list[str]:
-    """Resources that a quota limits and the pods don't set. The quota refuses such pods."""
+    """Return the resources that a quota limits and the pods don't set. The quota refuses such pods."""
     resources = pods.resources
     said = {"requests": (resources and resources.requests) or {}, "limits": (resources and resources.limits) or {}}
     unsaid = []

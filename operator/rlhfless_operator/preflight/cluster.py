@@ -182,7 +182,7 @@ class ClusterLook:
         return list(await asyncio.gather(*looks))
 
     async def _once(self, name: str, fetch: Callable[[], Coroutine[Any, Any, Fetched]]) -> Fetched:
-        """The answer of `fetch`, cached for a while. Concurrent callers wait for the same answer."""
+        """Return the answer of `fetch`, cached for a while. Concurrent callers wait for the same answer."""
         now = asyncio.get_running_loop().time()
         since, task = self._fetched.get(name, (0.0, None))
         if task is None or now > since + self._memory or (task.done() and (task.cancelled() or task.exception())):
@@ -192,7 +192,7 @@ class ClusterLook:
 
 
 def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) -> list[StagePods]:
-    """The pods of every stage: the job's settings over the cluster's defaults.
+    """Return the pods of every stage: the job's settings over the cluster's defaults.
 
     If a job does not limit its generation instances, their number is the room in its pool, or else one. A number that
     comes from a quota fits the quota and needs no check.
@@ -212,7 +212,7 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
 
 
 def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted | None:
-    """The slots that pods use in turns, if their pool has a DeviceClass."""
+    """Return the slots that pods use in turns, if their pool has a DeviceClass."""
     pool = pools_with_turns(settings.pools).get(name)
     if pool is None or not (gpus := gpus_of(pods, pool)):
         return None
@@ -220,7 +220,7 @@ def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted 
 
 
 def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
-    """The pod spec of the Knative Service of a function with these pods."""
+    """Return the pod spec of the Knative Service of a function with these pods."""
     job = JobIdentity("default", _PREFLIGHT, "", API_VERSION, KIND)
     function = StageFunction(job, "generation", pods, root=_PREFLIGHT)
     spec: Mapping[str, Any] = service(function, settings)["spec"]["template"]["spec"]
@@ -255,7 +255,7 @@ def _check_knative(knative: Knative, settings: ClusterSettings, stages: Sequence
 
 
 async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Finding:
-    """Allocatable resources of every schedulable node."""
+    """Return the allocatable resources of every schedulable node."""
     try:
         nodes = await _get(transport, "/api/v1/nodes")
     except ApiError as error:

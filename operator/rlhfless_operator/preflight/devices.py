@@ -29,7 +29,7 @@ class DynamicResources:
     slices: Sequence[Mapping[str, Any]] | None = None
     """ResourceSlices; None if they can't be listed."""
     refusal: str = ""
-    """Why these can't be listed."""
+    """Reason why these can't be listed."""
 
     @property
     def has_claims(self) -> bool:
@@ -48,7 +48,7 @@ class Offer:
 
     @property
     def total(self) -> int:
-        """On all nodes."""
+        """Number of devices on all nodes."""
         return sum(self.by_place.values())
 
     @property
@@ -57,7 +57,7 @@ class Offer:
         return max(self.by_place.values(), default=0)
 
     def in_groups_of(self, together: int) -> int:
-        """Number of devices that can be allocated in groups, each on one node."""
+        """Return the number of devices that can be allocated in groups, each on one node."""
         return sum(count // together * together for count in self.by_place.values())
 
 
@@ -71,7 +71,7 @@ class _Terms:
     exact: bool
 
     def pick(self, driver: str, device: Mapping[str, Any]) -> bool:
-        """Whether a device matches the terms."""
+        """Return whether a device matches the terms."""
         if self.drivers - {driver}:
             return False
         found = device.get("attributes") or {}
@@ -79,7 +79,7 @@ class _Terms:
 
 
 def offer_of(device_class: Mapping[str, Any], slices: Sequence[Mapping[str, Any]]) -> Offer:
-    """The devices of the drivers that a class picks."""
+    """Return the devices of the drivers that a class picks."""
     selectors = (device_class.get("spec") or {}).get("selectors") or []
     terms = _read([(selector.get("cel") or {}).get("expression", "") for selector in selectors])
     counts: dict[str, int] = defaultdict(int)
@@ -95,7 +95,8 @@ def offer_of(device_class: Mapping[str, Any], slices: Sequence[Mapping[str, Any]
 
 
 def _newest(slices: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The newest slices of each device pool. An outdated description of a pool may still exist beside the new one."""
+    """Return the newest slices of each device pool. An outdated description of a pool may still exist beside the new
+    one."""
     specs = [found["spec"] for found in slices]
     newest: dict[tuple[str, str], int] = {}
     for spec in specs:
@@ -111,7 +112,7 @@ def _kept_away(device: Mapping[str, Any]) -> bool:
 
 
 def _attribute(attributes: Mapping[str, Mapping[str, Any]], driver: str, domain: str, name: str) -> str | None:
-    """An attribute's text. An attribute without a domain belongs to its driver's domain."""
+    """Return an attribute's text. An attribute without a domain belongs to its driver's domain."""
     found = attributes.get(f"{domain}/{name}") or (attributes.get(name) if domain == driver else None) or {}
     text: str | None = found.get("string")
     return text
@@ -133,7 +134,7 @@ def _read(expressions: Iterable[str]) -> _Terms:
 
 
 def _conjunction(expression: str) -> list[str]:
-    """The terms of a conjunction; for any other expression, the expression itself."""
+    """Return the terms of a conjunction; for any other expression, the expression itself."""
     outside, before = expression, ""
     while outside != before:
         outside, before = _IN_PARENTHESES.sub("", outside), outside

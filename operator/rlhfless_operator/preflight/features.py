@@ -35,7 +35,7 @@ _ON_BY_DEFAULT = frozenset({"kubernetes.podspec-volumes-emptydir"})
 
 
 def wanted_features(pod_specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The flags that pods need, each with the first field that needs it.
+    """Return the flags that pods need, each with the first field that needs it.
 
     Args:
         pod_specs: as in a Knative Service's `spec.template.spec`.
@@ -48,7 +48,7 @@ def wanted_features(pod_specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def missing_features(wanted: Mapping[str, str], features: Mapping[str, str]) -> dict[str, str]:
-    """The wanted flags that are off.
+    """Return the wanted flags that are off.
 
     Args:
         features: data of Knative's `config-features`.

@@ -17,18 +17,18 @@ class Finding:
     verdict: Verdict
     """`error`: jobs can't run; `warning`: jobs run, but worse or not always; `unknown`: the check was not possible."""
     message: str
-    """What is so."""
+    """Description of the state that the check found."""
     remedy: str = ""
-    """What to do about it: a command if there is one."""
+    """Command or action that solves the problem."""
 
 
 def failed(findings: Sequence[Finding]) -> bool:
-    """Whether a finding keeps jobs from running."""
+    """Return whether a finding keeps jobs from running."""
     return any(finding.verdict == "error" for finding in findings)
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """All findings as text, one line each, with remedies below."""
+    """Return all findings as text, one line each, with remedies below."""
     marks: Mapping[Verdict, str] = {"ok": "ok     ", "warning": "warning", "error": "ERROR  ", "unknown": "unknown"}
     lines = []
     for finding in findings:
@@ -38,6 +38,6 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 def set_command(name: str, namespace: str, data: Mapping[str, str]) -> str:
-    """The command that sets keys of a ConfigMap."""
+    """Return the command that sets keys of a ConfigMap."""
     patch = json.dumps({"data": dict(data)}, separators=(",", ":"))
     return f"kubectl patch configmap/{name} --namespace {namespace} --type merge --patch '{patch}'"

@@ -35,7 +35,7 @@ class Patch:
     """A change to one object, as a merge patch."""
 
     kind: str
-    """Such as `configmap`."""
+    """Kind of the object, such as `configmap`."""
     path: str
     """Path of the object on the API server."""
     body: KubernetesDocument
@@ -58,12 +58,12 @@ class Patch:
 
 
 def config_map_path(namespace: str, name: str) -> str:
-    """API path of a ConfigMap."""
+    """Return the API path of a ConfigMap."""
     return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
 
 
 def activator_path(namespace: str) -> str:
-    """API path of the Deployment of Knative's activator."""
+    """Return the API path of the Deployment of Knative's activator."""
     return f"/apis/apps/v1/namespaces/{namespace}/deployments/{ACTIVATOR}"
 
 
@@ -76,7 +76,7 @@ def patches(
     request_timeout: float,
     features: Mapping[str, str],
 ) -> list[Patch]:
-    """The changes that jobs need; empty if Knative is set up already.
+    """Return the changes that jobs need; empty if Knative is set up already.
 
     Args:
         config_maps: the ConfigMaps of `CONFIG_MAPS`, by these names.
@@ -134,7 +134,7 @@ def _of_config_map(content: KubernetesDocument, namespace: str, change: dict[str
 
 
 def _of_activator(content: KubernetesDocument, namespace: str, seconds: int) -> Patch | None:
-    """Requests pass through the activator. When it terminates, it must live until they end."""
+    """Let the activator live, when it terminates, until the longest request ends: requests pass through it."""
     key = "terminationGracePeriodSeconds"
     now = content["spec"]["template"]["spec"].get(key, 30)
     if now >= seconds:

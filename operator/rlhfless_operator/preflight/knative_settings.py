@@ -24,7 +24,7 @@ USUAL_FEATURES = (
 
 
 def autoscaler_changes(data: Mapping[str, str], initial_scale: int) -> dict[str, str]:
-    """Settings that `config-autoscaler` lacks for functions to start with no pods and scale to zero."""
+    """Return the settings that `config-autoscaler` lacks for functions to start with no pods and scale to zero."""
     changes = {}
     if value_of(data, "enable-scale-to-zero", "true") != "true":
         changes["enable-scale-to-zero"] = "true"
@@ -34,7 +34,7 @@ def autoscaler_changes(data: Mapping[str, str], initial_scale: int) -> dict[str,
 
 
 def deployment_changes(data: Mapping[str, str]) -> dict[str, str]:
-    """Settings that `config-deployment` lacks for pods to wait for nodes and share them."""
+    """Return the settings that `config-deployment` lacks for pods to wait for nodes and share them."""
     changes = {}
     if value_of(data, "pod-is-always-schedulable", "false") != "true":
         changes["pod-is-always-schedulable"] = "true"
@@ -44,13 +44,14 @@ def deployment_changes(data: Mapping[str, str]) -> dict[str, str]:
 
 
 def longest_request(data: Mapping[str, str]) -> float:
-    """Longest request that `config-defaults` allows, in seconds."""
+    """Return the longest request that `config-defaults` allows, in seconds."""
     text = value_of(data, _TIMEOUT, "")
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else _KNATIVE_REQUEST_SECONDS
 
 
 def defaults_changes(data: Mapping[str, str], request_timeout: float) -> dict[str, str]:
-    """Settings that `config-defaults` lacks for long requests. Existing values stay if they are large enough.
+    """Return the settings that `config-defaults` lacks for long requests. Existing values stay if they are large
+    enough.
 
     Args:
         request_timeout: longest request that the operator makes, in seconds.
@@ -61,7 +62,8 @@ def defaults_changes(data: Mapping[str, str], request_timeout: float) -> dict[st
 
 
 def features_changes(data: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Flags that `config-features` lacks: the wanted ones, and those that jobs usually need, unless they are set.
+    """Return the flags that `config-features` lacks: the wanted ones, and those that jobs usually need, unless they are
+    set.
 
     Args:
         wanted: flags that pods need, from `wanted_features`.
@@ -71,5 +73,5 @@ def features_changes(data: Mapping[str, str], wanted: Mapping[str, str]) -> dict
 
 
 def value_of(data: Mapping[str, str], key: str, default: str) -> str:
-    """A key's value, without quotes."""
+    """Return a key's value, without quotes."""
     return data.get(key, default).strip().strip('"')

@@ -12,7 +12,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 async def gpu_products_of(api: ApiClient) -> list[str]:
-    """The GPU products of the schedulable nodes, each once.
+    """Return the GPU products of the schedulable nodes, each once.
 
     Raises:
         ApiError: nodes can't be listed.
@@ -22,7 +22,7 @@ async def gpu_products_of(api: ApiClient) -> list[str]:
 
 
 def gpu_products(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The GPU products of the schedulable nodes, each once."""
+    """Return the GPU products of the schedulable nodes, each once."""
     usable = [node for node in nodes if not node.get("spec", {}).get("unschedulable")]
     labels = [(node["metadata"].get("labels") or {}).get(_LABEL) for node in usable]
     return sorted({label for label in labels if label})

@@ -62,7 +62,8 @@ def check_instances(name: str, pool: PoolSettings, stages: Sequence[StagePods]) 
 
 
 def say_turns(found: DynamicResources) -> Finding:
-    """For a cluster without a pool with a DeviceClass: what turns would bring, and what the cluster lacks for them."""
+    """For a cluster without a pool with a DeviceClass, say what turns would bring, and what the cluster lacks for
+    them."""
     check = "turns"
     message = "no known pool has a deviceClass. With one, pods use GPUs in turns and start once per job"
     if not found.has_claims:
@@ -78,7 +79,7 @@ def say_turns(found: DynamicResources) -> Finding:
 
 
 def pools_with_turns(pools: Mapping[str, PoolSettings]) -> dict[str, PoolSettings]:
-    """The pools whose GPUs pods use in turns."""
+    """Return the pools whose GPUs pods use in turns."""
     return {name: pool for name, pool in pools.items() if pool.device_class is not None}
 
 
