@@ -8,6 +8,9 @@
 
 For other kinds, define a `Kind`: `client.resource(Kind("", "v1", "pods", Pod))`. This package does not depend on
 rlhfless.
+
+- `client`: the client. `models`: Knative's kinds. `resources`: the requests for objects of one kind.
+- `transport`: send requests. `watching`: watch without end. `errors`: the errors of the API server.
 """
 
 from rlhfless_operator.knative.client import KnativeClient

@@ -42,5 +42,5 @@ class KnativeClient:
         self.configurations: ResourceClient[Configuration] = self.resource(CONFIGURATIONS)
 
     def resource(self, kind: Kind[Object]) -> ResourceClient[Object]:
-        """Objects of another kind, over the same connection."""
+        """Return the client of another kind's objects, over the same connection."""
         return ResourceClient(self._transport, kind, field_manager=self._field_manager)

@@ -63,7 +63,7 @@ class Conditions(KubernetesModel):
     observed_generation: int = 0
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type, if there is one."""
+        """Return the condition of this type, if there is one."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
 

@@ -26,7 +26,8 @@ class Kind(Generic[Object]):
     """The model that objects are parsed into."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of the collection in a namespace (in all if None), of an object in it, or of its subresource."""
+        """Return the path of the collection in a namespace (in all if None), of an object in it, or of its
+        subresource."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]
@@ -61,7 +62,7 @@ class ResourceClient(Generic[Object]):
     async def list(
         self, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
     ) -> Listing[Object]:
-        """The objects of a namespace, or of all namespaces, and the resource version to watch from."""
+        """List the objects of a namespace, or of all namespaces, with the resource version to watch from."""
         items: list[Object] = []
         query = {"limit": str(_PAGE), **_selecting(label_selector, field_selector)}
         while True:

@@ -65,7 +65,7 @@ class Transport:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def lines(self, path: str, query: Mapping[str, str], timeout_seconds: float) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that does not end by itself.
+        """Yield the lines of an answer that does not end by itself.
 
         Raises:
             ApiError: the answer is an error; `UnavailableError` if the connection broke.

@@ -110,7 +110,7 @@ def _take(known: dict[str, Object], change: str, item: Object) -> WatchEvent[Obj
 
 
 def _differences(known: dict[str, Object], items: list[Object]) -> list[WatchEvent[Object]]:
-    """The changes since `known`, which is updated."""
+    """Return the changes since `known`, which is updated."""
     events: list[WatchEvent[Object]] = []
     present = {item.metadata.uid for item in items}
     gone = [uid for uid in known if uid not in present]
