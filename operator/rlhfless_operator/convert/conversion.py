@@ -15,9 +15,9 @@ class Written:
     """A peer's field that a job has."""
 
     values: dict[str, Any]
-    """Our fields, with dots, and what to write; from `spec` on, or from `metadata`."""
+    """Our fields, with dots, and the values to write; from `spec` on, or from `metadata`."""
     note: str = ""
-    """How the value was computed, or what differs."""
+    """Computation of the value, or its difference from the peer's."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Theirs:
         return self.given[name] if name in self.given else self._defaults[name]
 
     def number(self, name: str) -> float:
-        """A field as a number. YAML files of other tools may hold `1e-6`, which PyYAML reads as text.
+        """Return a field as a number. YAML files of other tools may hold `1e-6`, which PyYAML reads as text.
 
         Raises:
             ValueError: it is not a number.
@@ -72,10 +72,10 @@ class Theirs:
             raise ValueError(f"{name} is {value!r}, which is not a number") from None
 
     def whole(self, name: str) -> int:
-        """A field as a whole number.
+        """Return a field as a whole number.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a whole number.
         """
         number = self.number(name)
         if number != int(number):
@@ -85,7 +85,7 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Row:
-    """One field of a peer."""
+    """One field of a peer, with its conversion."""
 
     default: Any
     """Its default value."""
@@ -187,7 +187,7 @@ def _put(document: dict[str, Any], path: str, value: Any) -> None:
 
 
 def to(*ours: str, kind: Callable[[Any], Any] | None = None) -> Callable[[Any, Theirs], Outcome]:
-    """The same value under our names; nothing if it is null."""
+    """Convert to the same value under our names; to nothing if it is null."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if value is None:
@@ -198,14 +198,14 @@ def to(*ours: str, kind: Callable[[Any], Any] | None = None) -> Callable[[Any, T
 
 
 def number(value: Any) -> float:
-    """A number, even one such as `1e-6` that PyYAML read as text."""
+    """Convert to a number, even a text such as `1e-6` from PyYAML."""
     return float(value)
 
 
 def one_of(
     ours: str, meanings: Mapping[Any, Any], otherwise: str, instead: Any = None
 ) -> Callable[[Any, Theirs], Outcome]:
-    """A choice by its name in the peer.
+    """Convert a choice by its name in the peer.
 
     Args:
         ours: our field.
@@ -223,22 +223,22 @@ def one_of(
 
 
 def unneeded(reason: str) -> Callable[[Any, Theirs], Outcome]:
-    """A peer's field that has no effect on a job, at any value."""
+    """Report a field as one without effect on a job, at any value."""
     return lambda value, theirs: Unneeded(reason)
 
 
 def without(reason: str, *harmless: Any) -> Callable[[Any, Theirs], Outcome]:
-    """A field without a counterpart. It is harmless if its value is null or in `harmless`."""
+    """Leave a field without a counterpart to the user, unless its value is null or in `harmless`."""
     return lambda value, theirs: None if value is None or value in harmless else Left(reason)
 
 
 def part_of(ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """A field that another row reads."""
+    """Report a field as a part of another row, which reads it."""
     return lambda value, theirs: Unneeded(f"part of {ours}")
 
 
 def job_name(text: str) -> str:
-    """A name that a job may have."""
+    """Turn a text into a name that a job may have."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:53].strip("-") or "job"
 
 
@@ -254,5 +254,5 @@ def share(whole: int, part: int, what: str) -> int:
 
 
 def round_up(value: float) -> int:
-    """The next whole number, with room for the last bits of a product such as 0.1 × 30."""
+    """Round up, with room for the last bits of a product such as 0.1 × 30."""
     return math.ceil(value - 1e-9)

@@ -70,7 +70,7 @@ def _flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _overrides(text: str) -> dict[str, Any]:
-    """Fields on the command line in a shell script, with the script's own variables substituted."""
+    """Find the fields on the command line in a shell script. Substitute the script's own variables."""
     text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     variables: dict[str, str] = {}
     for name, value in _ASSIGNMENT.findall(text):

@@ -24,7 +24,7 @@ from rlhfless_operator.convert.trl_others import OTHERS
 
 
 def convert_trl(given: Mapping[str, Any], source: str, processes: int = 1) -> Conversion:
-    """A job from TRL's configuration.
+    """Convert TRL's configuration to a job.
 
     Args:
         given: its fields.
@@ -131,4 +131,4 @@ ROWS: dict[str, Row] = {
     "report_to": Row("none", meanings.tracking),
     **OTHERS,
 }
-"""One row for each field: its default, and its conversion."""
+"""Rows of all fields, each with its default and its conversion."""

@@ -79,7 +79,7 @@ def kl(value: Any, theirs: Theirs) -> Outcome:
 
 
 CORRECTION = tuple(f"vllm_importance_sampling_{part}" for part in ("correction", "clip_max", "clip_min", "cap"))
-"""What the mode of TRL's correction is read with."""
+"""Fields that are read together with the mode of TRL's correction."""
 
 
 UNBOUNDED = 1e9
@@ -94,7 +94,7 @@ MODES = {
 
 
 def importance_sampling(value: Any, theirs: Theirs) -> Outcome:
-    """TRL corrects where vLLM generates, by default with whole sequences masked."""
+    """Convert the correction, which TRL applies where vLLM generates, by default with whole sequences masked."""
     if not theirs["use_vllm"] or not theirs["vllm_importance_sampling_correction"]:
         return Written({"spec.algorithm.importanceSampling.mode": "none"}, "TRL corrects nothing here")
     if value not in MODES:

@@ -18,12 +18,12 @@ from rlhfless_operator.convert.conversion import (
 
 
 def _update_samples(theirs: Theirs) -> int:
-    """Samples of an optimizer update."""
+    """Return the number of samples of an optimizer update."""
     return theirs.whole("per_device_train_batch_size") * theirs.whole("gradient_accumulation_steps") * theirs.processes
 
 
 def _generated_samples(theirs: Theirs) -> int:
-    """Samples that are generated at a time."""
+    """Return the number of samples that are generated at a time."""
     if theirs["generation_batch_size"] is not None:
         return theirs.whole("generation_batch_size")
     if theirs["steps_per_generation"] is not None:
@@ -32,7 +32,7 @@ def _generated_samples(theirs: Theirs) -> int:
 
 
 def _step_samples(theirs: Theirs) -> int:
-    """Samples between generations with different weights: a step of a job."""
+    """Return the number of samples between generations with different weights: a step of a job."""
     generated, update = _generated_samples(theirs), _update_samples(theirs)
     if generated % update and update % generated:
         raise ValueError(f"an update of {update} samples and a generation of {generated} do not fit into each other")
@@ -132,7 +132,7 @@ def dtype(value: Any, theirs: Theirs) -> Outcome:
 
 
 def bf16(value: Any, theirs: Theirs) -> Outcome:
-    """TRL computes in bfloat16 by default."""
+    """Convert the number format: TRL computes in bfloat16 by default."""
     return Written({"spec.learning.autocast": bool(value) if value is not None else not theirs["fp16"]})
 
 
@@ -185,7 +185,7 @@ def rewards(value: Any, theirs: Theirs) -> Outcome:
 
 
 def _reward(function: str, theirs: Theirs) -> tuple[dict[str, Any], str]:
-    """A reward term, and what needs the user's attention."""
+    """Return a reward term, and a message about it for the user."""
     if function == "accuracy_reward":
         return {"name": "accuracy", "math": {}}, ""
     if function == "think_format_reward":

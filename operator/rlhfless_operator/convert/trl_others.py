@@ -136,4 +136,4 @@ OTHERS: dict[str, Row] = dict(
         *_lacking({"datasets": None, "test_split_size": None}, "mixtures are not converted: write one file of prompts"),
     ]
 )
-"""By name."""
+"""Rows by the name of the field."""

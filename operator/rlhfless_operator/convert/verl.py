@@ -26,7 +26,7 @@ from rlhfless_operator.convert.verl_others import OTHERS, reason_of_prefix
 
 
 def convert_verl(given: Mapping[str, Any], source: str) -> Conversion:
-    """A job from verl's configuration.
+    """Convert verl's configuration to a job.
 
     Args:
         given: its fields; dots separate nested ones.
@@ -158,4 +158,4 @@ ROWS: dict[str, Row] = {
     "trainer.logger": Row(["console", "wandb"], meanings.logger),
     **OTHERS,
 }
-"""One row for each field: its default, and its conversion."""
+"""Rows of all fields, each with its default and its conversion."""

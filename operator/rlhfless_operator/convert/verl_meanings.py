@@ -42,7 +42,7 @@ def advantage(value: Any, theirs: Theirs) -> Outcome:
 
 
 def of_gae(*ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """A field that only matters with a critic."""
+    """Convert a field that only matters with a critic."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if theirs["algorithm.adv_estimator"] != "gae" or value is None:
@@ -66,7 +66,7 @@ def loss_mode(value: Any, theirs: Theirs) -> Outcome:
 
 
 def clip(field: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """verl uses clip_ratio for a side only if that side's own field is null."""
+    """Convert one side's bound. verl uses clip_ratio for it only if that side's own field is null."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         name = f"{ACTOR}.{field}"
@@ -94,7 +94,7 @@ def aggregation(value: Any, theirs: Theirs) -> Outcome:
 
 
 def kl(value: Any, theirs: Theirs) -> Outcome:
-    """verl's two placements of the penalty. Both at once are left to the user."""
+    """Convert verl's two placements of the penalty. Both at once are left to the user."""
     estimators = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
     in_loss, in_reward = theirs[f"{ACTOR}.use_kl_loss"], theirs["algorithm.use_kl_in_reward"]
     if not in_loss and not in_reward:
@@ -127,7 +127,7 @@ def rounds(value: Any, theirs: Theirs) -> Outcome:
 
 
 def correction(value: Any, theirs: Theirs) -> Outcome:
-    """verl truncates at one bound, and masks outside two bounds, written as `low_high`."""
+    """Convert the correction: verl truncates at one bound, and masks outside two bounds, written as `low_high`."""
     if value is None:
         none = {"spec.algorithm.importanceSampling.mode": "none"}
         return Written(none, "verl corrects nothing unless it is told to")
@@ -144,7 +144,7 @@ def correction(value: Any, theirs: Theirs) -> Outcome:
 
 
 def rejection(value: Any, theirs: Theirs) -> Outcome:
-    """verl gives the bounds of the inverse ratio as `low_high`, or as `high` with 1 / high as the lower bound."""
+    """Convert the bounds of the inverse ratio: `low_high`, or `high` with 1 / high as the lower bound."""
     if value is None:
         return None
     levels = {"token_k1": "token", "seq_sum_k1": "sequence_product", "seq_mean_k1": "geometric_mean"}
@@ -168,7 +168,7 @@ REWARDS = ("custom_reward_function.path", "reward.reward_model.enable", "reward_
 
 
 def rewards(value: Any, theirs: Theirs) -> Outcome:
-    """All reward terms: the user's function or model, and the over-long punishment."""
+    """Convert all reward terms: the user's function or model, and the over-long punishment."""
     terms: list[dict[str, Any]] = []
     left = ""
     file = theirs["reward.custom_reward_function.path"] or theirs["custom_reward_function.path"]

@@ -27,7 +27,7 @@ OTHERS: dict[str, Row] = {
     "trainer.use_v1": Row(True, without("it is verl's own", True, False)),
     "trainer.v1.trainer_mode": Row("sync", without("each step is learnt from its own samples", "sync")),
 }
-"""By name."""
+"""Rows by the name of the field."""
 
 _PREFIXES = {
     "actor_rollout_ref.actor.fsdp_config": "GPUs that share a model are learning.processes",
@@ -68,6 +68,6 @@ _PREFIXES = {
 
 
 def reason_of_prefix(name: str) -> str | None:
-    """Why a field has no effect on a job, by its longest known section; None if no section is known."""
+    """Explain why a field has no effect on a job, by its longest known section; None if no section is known."""
     found = [prefix for prefix in _PREFIXES if name == prefix or name.startswith((f"{prefix}.", f"{prefix}_"))]
     return _PREFIXES[max(found, key=len)] if found else None

@@ -9,7 +9,7 @@ from rlhfless_operator.convert.conversion import Conversion, Left, Line, Unneede
 
 
 def job_yaml(conversion: Conversion) -> str:
-    """The job's document. Comments give the source of each value, and the fields left to the user at the top."""
+    """Return the job's document. Comments give the source of each value, and the fields left to the user at the top."""
     lines = [f"# From {conversion.source}, by what its fields and its defaults mean in {conversion.peer}."]
     if conversion.left:
         lines.append("# Left to you:")
@@ -22,7 +22,7 @@ def job_yaml(conversion: Conversion) -> str:
 
 
 def table(conversion: Conversion) -> str:
-    """The result for each field of the configuration, one line each, and the defaults that were written."""
+    """Return the result for each field of the configuration, one line each, and the defaults that were written."""
     shown = [line for line in conversion.lines if line.given or _note(line)]
     defaults = [line for line in conversion.lines if line not in shown and line.value is not None]
     rows = [(_theirs(line), _ours(line), _note(line)) for line in shown]
@@ -64,7 +64,7 @@ def _scalar(value: Any) -> str:
 
 
 def _written(value: Any, path: str, origins: dict[str, str], indent: str) -> Iterator[str]:
-    """The lines of one field, with a comment on the source of its value, or of all values below it."""
+    """Return the lines of one field, with a comment on the source of its value, or of all values below it."""
     name = path.rpartition(".")[2]
     comment = f"  # {origins[path]}" if path in origins else ""
     if isinstance(value, dict) and value and path not in origins:
