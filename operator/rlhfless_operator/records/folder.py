@@ -80,7 +80,7 @@ class JobFolder:
         return join(self.root, "journal", f"{_step(step)}-begun.json")
 
     def taken(self, step: int) -> str:
-        """Return the URI of the record of what a step of an asynchronous job learns from."""
+        """Return the URI of the record of the groups that a step of an asynchronous job learns from."""
         return join(self.root, "journal", f"{_step(step)}-taken.json")
 
     @property

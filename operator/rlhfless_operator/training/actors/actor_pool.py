@@ -1,4 +1,4 @@
-"""The actors of one step, and what their requests say."""
+"""The actors of one step, and the reports of their requests."""
 
 import asyncio
 import math
@@ -49,8 +49,8 @@ class Actor:
     def is_ready_for(self, weights: WeightsReference) -> bool:
         """Return whether it can switch to these weights without waiting for its instance to fetch them.
 
-        This is also so if the instance cannot fetch weights while it decodes, or was not told of these and has all that
-        it was told of.
+        True, too, if the instance cannot fetch weights while it decodes, or was not told of these and has all that it
+        was told of.
         """
         if self.prefetched_version is None:
             return True

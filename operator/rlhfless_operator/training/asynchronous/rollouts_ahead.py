@@ -257,7 +257,7 @@ class RolloutsAhead:
 
     async def _roll_out(self, step: int) -> _Made:
         run, journal = self._run, self._journal
-        # A version that is not written down would be made anew by the next driver.
+        # The next driver would make a version again that is not written down.
         await journal.written()
         check_affordable(run, journal, min(step, run.prompts.total_steps))
         begun = self.groups.rollouts.get(step) if self.groups is not None else None
@@ -357,7 +357,7 @@ class RolloutsAhead:
         newer = self._settings.max_staleness
         if self._settings.new_weights == "finish":
             return SamplingWeights(begun.policy, newer_versions=newer)
-        # A version that is not written down would be made anew by the next driver.
+        # The next driver would make a version again that is not written down.
         return SamplingWeights(begun.policy, self._newest, newer)
 
     def _newest(self) -> WeightsReference:

@@ -67,7 +67,8 @@ class GangSize:
         self.now = self.chosen = self.allowed.max
 
     def choose(self, count: int) -> None:
-        """Want so many, within the allowed range. More than now only once no missing instances are waited for."""
+        """Want so many, within the allowed range. The number does not rise before missing instances are asked for
+        again."""
         self.chosen = max(self.allowed.min, min(self.allowed.max, count))
         self.now = min(self.now, self.chosen) if self._checkpoints else self.chosen
 

@@ -71,7 +71,7 @@ class Account:
 
 
 class Ledger:
-    """Accounts for every instance from the moment it is asked for until it is gone."""
+    """Accounts for every instance from its request until it is gone."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Stage, KeptState, float]] = {}
