@@ -117,7 +117,7 @@ def test_the_evaluations_own_rewards_can_be_tried(tiny_job: MakeJob, tmp_path: P
     assert first == second
     result = try_reward(tiny_job("other"), "--evaluation")
     assert result.exit_code == 1
-    assert "the job has no spec.evaluation" in result.stderr
+    assert "the job has no spec.evaluation" in str(result.exception)
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_a_row_that_the_data_does_not_have_is_named(tiny_job: MakeJob, tmp_path:
     responses = written(tmp_path, {"response": "1"}, {"response": "1", "row": 12})
     result = try_reward(tiny_job(), "--responses", responses)
     assert result.exit_code == 1
-    assert f"{responses}, line 2: the data has rows 0 to 11, not 12" in result.stderr
+    assert f"{responses}, line 2: the data has rows 0 to 11, not 12" in str(result.exception)
 
 
 def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:

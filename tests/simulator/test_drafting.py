@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
 from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.step.bounds import lower_bound
-from rlhfless_operator.simulator.command import Assumptions, assume
+from rlhfless_operator.simulator.assumptions import Assumptions, assume
 from rlhfless_operator.simulator.generation import Handling, run_generation
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.instance import Instance, Response

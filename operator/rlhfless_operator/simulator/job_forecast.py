@@ -1,13 +1,12 @@
-"""`rlhfless plan job.yaml`: what a step will take and cost, from the job, the GPUs that it is to run on and lengths."""
+"""The forecast of a job: seconds and money of a step, from the job, the GPUs that it is to run on and lengths."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
-from rlhfless_functions.settings.base import parse_duration, parse_money
 from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -42,7 +41,7 @@ STARTUP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a forecast is asked besides the job; None is what the job's `rehearsal` says, or a default."""
+    """Values that a forecast takes besides the job; None is that of the job's `rehearsal`, or a default."""
 
     gpu: str | None = None
     gpus: int | None = None
@@ -59,37 +58,12 @@ class Question:
     budget: Decimal | None = None
 
 
-def duration_of(option: str, text: str | None) -> float | None:
-    """Seconds of an option such as `90s`.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    return None if text is None else _parsed(option, text, parse_duration)
-
-
-def money_of(option: str, text: str | None) -> Decimal | None:
-    """Money of an option such as `2.50`.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    return None if text is None else _parsed(option, text, parse_money)
-
-
-def _parsed(option: str, text: str, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from error
-
-
 def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub: AskHub | None) -> dict[str, Any]:
-    """The forecast.
+    """Forecast a step of the job.
 
     Args:
-        around: what tells of GPUs where the question does not.
-        ask_hub: what tells of a model that this machine does not know.
+        around: GPUs of this process's surroundings, for where the question names none.
+        ask_hub: asks a hub about a model that this machine does not know.
 
     Returns:
         `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",

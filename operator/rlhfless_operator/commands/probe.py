@@ -1,4 +1,4 @@
-"""The options of `rlhfless probe`."""
+"""`rlhfless probe`: measure how suited models are to early exit."""
 
 from pathlib import Path
 from typing import Annotated, Literal
