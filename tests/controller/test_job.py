@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rlhfless_operator.controller.job import ending_of
-from rlhfless_operator.controller.jobs_api import ResourceGoneError
+from rlhfless_operator.controller.status_writer import ResourceGoneError
 
 
 async def test_what_a_task_raises_is_its_result() -> None:

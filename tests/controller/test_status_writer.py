@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
-from rlhfless_operator.controller.resource import JobResource
-from rlhfless_operator.controller.status_writer import StatusWriter, SupersededError
+from rlhfless_operator.controller.resource import JobResource, StoredJob
+from rlhfless_operator.controller.status_writer import ResourceGoneError, StatusWriter, SupersededError
 from rlhfless_operator.job.resource_status import DriverStatus, ResourceStatus, read_resource_status
+from rlhfless_operator.knative import ApiError, ConflictError, NotFoundError
+from rlhfless_operator.knative.errors import error_of
 from tests.jobs import small_job
 
 
@@ -22,22 +23,26 @@ class Server:
         self.body["metadata"] |= {"namespace": "ns", "uid": "u", "generation": 1, "resourceVersion": "1"}
         self.requests: list[str] = []
         self.trouble: list[Exception] = []
+        self.gone = False
         self.before_patch: Callable[[], None] = lambda: None
 
-    async def patch_status(self, namespace: str, name: str, version: str, changes: dict[str, Any]) -> dict[str, Any]:
+    async def patch(self, namespace: str, name: str, patch: dict[str, Any], *, subresource: str) -> StoredJob:
         self.requests.append("patch")
         await asyncio.sleep(0)
         if self.trouble:
             raise self.trouble.pop()
         self.before_patch()
-        if version != self.body["metadata"]["resourceVersion"]:
-            raise ConflictError("changed")
-        self.change(status=changes)
-        return copy.deepcopy(self.body)
+        assert subresource == "status"
+        if patch["metadata"]["resourceVersion"] != self.body["metadata"]["resourceVersion"]:
+            raise ConflictError(409, "Conflict", "changed")
+        self.change(status=patch["status"])
+        return StoredJob.model_validate(copy.deepcopy(self.body))
 
-    async def get(self, namespace: str, name: str) -> dict[str, Any]:
+    async def get(self, namespace: str, name: str) -> StoredJob:
         self.requests.append("get")
-        return copy.deepcopy(self.body)
+        if self.gone:
+            raise NotFoundError(404, "NotFound", "deleted")
+        return StoredJob.model_validate(copy.deepcopy(self.body))
 
     def change(self, *, status: dict[str, Any]) -> None:
         merged = self.body.setdefault("status", {})
@@ -162,7 +167,7 @@ async def test_one_that_waits_does_not_stop_the_driver() -> None:
 
 async def test_an_outage_is_waited_out() -> None:
     server = Server()
-    server.trouble = [ApiError("503"), ApiError("connection refused")]
+    server.trouble = [error_of(503, b""), error_of(403, b""), ApiError(0, "Unreachable", "connection refused")]
     writer = writer_of(server)
     writer.update(mine(1))
     await writer.flush()
@@ -171,8 +176,18 @@ async def test_an_outage_is_waited_out() -> None:
 
 async def test_a_deleted_resource_ends_it() -> None:
     server = Server()
-    server.trouble = [ResourceGoneError("404")]
+    server.trouble = [NotFoundError(404, "NotFound", "deleted")]
     writer = writer_of(server)
+    writer.update(mine(1))
+    with pytest.raises(ResourceGoneError):
+        await writer.flush()
+
+
+async def test_a_resource_that_was_deleted_after_a_change_ends_it() -> None:
+    server = Server()
+    writer = writer_of(server)
+    server.change(status={})
+    server.gone = True
     writer.update(mine(1))
     with pytest.raises(ResourceGoneError):
         await writer.flush()

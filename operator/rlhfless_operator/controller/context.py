@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlhfless_operator.controller.conditions import Tell
-from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
+from rlhfless_operator.controller.resource import StoredJob
 from rlhfless_operator.controller.room import Room
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import ResourceClient
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
@@ -57,7 +58,8 @@ class Pacing:
 class OperatorContext:
     """The context that all supervisors of an operator share."""
 
-    api: JobsApi
+    jobs: ResourceClient[StoredJob]
+    """Without patience: each supervisor retries its requests itself."""
     make_platform: MakePlatform
     metrics: OperatorMetrics
     identity: str

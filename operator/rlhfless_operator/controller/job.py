@@ -16,7 +16,6 @@ from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
 from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.driving import run_driver
-from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, ResourceGoneError
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
 from rlhfless_operator.controller.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.queueing import within
@@ -30,11 +29,12 @@ from rlhfless_operator.controller.resource import (
     root_of,
 )
 from rlhfless_operator.controller.status_updates import Post, StatusUpdates
-from rlhfless_operator.controller.status_writer import SupersededError
+from rlhfless_operator.controller.status_writer import ResourceGoneError, SupersededError
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.knative import ApiError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.records.folder import JobFolder
@@ -320,8 +320,8 @@ class Supervisor:
             await self._wait(seconds=left)
             return
         try:
-            await self._context.api.delete(resource.namespace, resource.name, resource.uid)
-        except (ApiError, ConflictError) as error:
+            await self._context.jobs.delete(resource.namespace, resource.name, uid=resource.uid)
+        except ApiError as error:
             _logger.warning("%s/%s: not deleted yet: %s", resource.namespace, resource.name, error)
         await self._wait()
 

@@ -19,11 +19,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from rlhfless_operator.controller.context import MakePlatform, OperatorContext, Pacing
 from rlhfless_operator.controller.endpoints import serve_admission, serve_liveness, serve_metrics
 from rlhfless_operator.controller.handlers import FINALIZER, Handlers
-from rlhfless_operator.controller.jobs_api import JobsApi
 from rlhfless_operator.controller.leadership import Election, lead
 from rlhfless_operator.controller.pools import Pools
 from rlhfless_operator.controller.prometheus import OperatorMetrics
 from rlhfless_operator.controller.queueing import Queues
+from rlhfless_operator.controller.resource import JOBS
 from rlhfless_operator.controller.room import Room
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import KnativeClient
@@ -73,8 +73,9 @@ class Operator:
         metrics = OperatorMetrics()
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
             knative = KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested)
+            impatient = KnativeClient(client, field_manager="rlhfless", patience=0, on_request=metrics.requested)
             context = OperatorContext(
-                api=JobsApi(client, metrics.requested),
+                jobs=impatient.resource(JOBS),
                 make_platform=make_platform,
                 metrics=metrics,
                 identity=identity,

@@ -7,17 +7,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import parse_duration
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
+from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.job.paths import is_uri
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
+from rlhfless_operator.knative import Kind, KubernetesObject
 
 ADOPT = "rlhfless.io/adopt"
 """Annotation that lets a job adopt work that another resource, or `rlhfless run`, began in its folder."""
@@ -25,6 +27,15 @@ ADOPT = "rlhfless.io/adopt"
 NO_RESTART_FIELDS = ("suspend", "backoffLimit", "ttlAfterFinished", "budget")
 """Fields of the spec that may change without restarting a driver: it reads the budget before each step, and does not
 read the others."""
+
+
+class StoredJob(KubernetesObject):
+    """An RLHFJob as the API server answers with it."""
+
+    status: dict[str, Any] = Field(default_factory=dict)
+
+
+JOBS = Kind(GROUP, VERSION, PLURAL, StoredJob)
 
 Action = Literal["drive", "suspend", "expire", "none"]
 

@@ -33,7 +33,7 @@ class StatusUpdates:
         self._context = context
         self._post = post
         status = read_resource_status(content)
-        self.writer = StatusWriter(context.api, resource, content, status, context.identity)
+        self.writer = StatusWriter(context.jobs, resource, content, status, context.identity)
         """Writes the status to the server."""
         self._at_once = ""
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rlhfless_operator.controller.jobs_api import ApiError, ConflictError, JobsApi
-from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.controller.resource import JobResource, StoredJob
 from rlhfless_operator.job.resource_status import ResourceStatus, changes_of, dump_resource_status
+from rlhfless_operator.knative import ApiError, ConflictError, NotFoundError, ResourceClient
 
 _logger = logging.getLogger(__name__)
 
@@ -26,10 +26,15 @@ class SupersededError(Exception):
     """Another operator has taken the job over."""
 
 
+class ResourceGoneError(Exception):
+    """The resource has been deleted."""
+
+
 class StatusWriter:
     """The status of one resource.
 
     Args:
+        jobs: client without patience, since the writer retries itself, with the newest status.
         resource: the resource.
         content: its status on the server.
         status: the same status, parsed.
@@ -37,11 +42,16 @@ class StatusWriter:
     """
 
     def __init__(
-        self, api: JobsApi, resource: JobResource, content: Mapping[str, Any], status: ResourceStatus, identity: str
+        self,
+        jobs: ResourceClient[StoredJob],
+        resource: JobResource,
+        content: Mapping[str, Any],
+        status: ResourceStatus,
+        identity: str,
     ) -> None:
         self.status = status
         """The status to publish; set it with `update`."""
-        self._api = api
+        self._jobs = jobs
         self._namespace, self._name, self._uid = resource.namespace, resource.name, resource.uid
         self._identity = identity
         self._published = dict(content)
@@ -94,12 +104,14 @@ class StatusWriter:
                     raise SupersededError(f"{self._superseded_by} runs {self._namespace}/{self._name} now")
                 try:
                     if changes := changes_of(self._published, dump_resource_status(self.status)):
-                        answer = await self._api.patch_status(self._namespace, self._name, self._version, changes)
-                        self._take(answer)
+                        patch = {"metadata": {"resourceVersion": self._version}, "status": changes}
+                        self._take(await self._jobs.patch(self._namespace, self._name, patch, subresource="status"))
                     if not self._changed.is_set():
                         return
                 except ConflictError:
                     await self._read_again()
+                except NotFoundError as error:
+                    raise ResourceGoneError(str(error)) from error
                 except ApiError as error:
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                     _logger.warning("%s/%s: status not written yet: %s", self._namespace, self._name, error)
@@ -107,17 +119,18 @@ class StatusWriter:
 
     async def _read_again(self) -> None:
         try:
-            answer = await self._api.get(self._namespace, self._name)
+            answer = await self._jobs.get(self._namespace, self._name)
+        except NotFoundError as error:
+            raise ResourceGoneError(str(error)) from error
         except ApiError:
             return
-        if self._is_foreign(answer.get("status") or {}):
-            self._superseded_by = str(answer["status"]["driver"]["operator"])
+        if self._is_foreign(answer.status):
+            self._superseded_by = str(answer.status["driver"]["operator"])
         else:
             self._take(answer)
 
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        self._version = answer["metadata"]["resourceVersion"]
-        self._published = dict(answer.get("status") or {})
+    def _take(self, answer: StoredJob) -> None:
+        self._version, self._published = answer.metadata.resource_version, answer.status
 
     def _is_foreign(self, content: Mapping[str, Any]) -> bool:
         driver = content.get("driver") or {}
