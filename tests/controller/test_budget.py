@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.training.journal.step_journal import read_status
 from tests.clusters.emulated_functions import Emulation, Held
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import recorded_steps
@@ -67,6 +70,29 @@ def test_half_of_the_forecast_suspends_the_job_before_it_is_passed_and_raised_it
     assert generated(emulation) == list(range(1, 9)), "nothing is done twice"
     assert recorded_steps(tmp_path) == list(range(1, 9))
     assert stopped_after < 8
+
+
+EIGHT_GPUS = PodsSpec(resources=ResourcesSpec(limits={"nvidia.com/gpu": "8"}))
+"""Default pods, as a chart gives them."""
+
+
+def test_the_gpus_of_a_charts_default_pods_are_counted(jobs: Jobs, tmp_path: Path) -> None:
+    with running_operator(tmp_path, Emulation(task_seconds=SECONDS), pods=EIGHT_GPUS):
+        jobs.apply(small_job(steps=1))
+        jobs.wait_phase("job", "Succeeded", "Failed")
+    status = read_status(JobFolder(str(tmp_path / "runs" / "job")))
+    assert status is not None
+    assert status.gpu_seconds == pytest.approx(8 * status.instance_seconds)
+
+
+def test_default_pods_without_a_price_are_told(jobs: Jobs, tmp_path: Path) -> None:
+    pods = {"resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"gpu": "H100"}}
+    prices = {"accelerators": {"H100": "4.00", "L40S": "1.50"}}
+    with running_operator(tmp_path, Emulation(), pods=EIGHT_GPUS):
+        jobs.apply(small_job(generation={"pods": pods}, prices=prices))
+        status = jobs.wait_phase("job", "Succeeded", "Failed")
+    assert (status["phase"], status["reason"]) == ("Failed", "InvalidSpec")
+    assert "spec.prices.accelerators: nothing says which of H100, L40S preparation runs on" in status["message"]
 
 
 def test_too_small_a_raise_is_told_and_starts_nothing(jobs: Jobs, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prices by stage, by accelerator and for spot, and the GPUs of an instance: what a document alone says of them."""
+"""Prices by stage, by accelerator and for spot, and the GPUs of an instance, by a document and by default pods."""
 
 from decimal import Decimal
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rlhfless_operator.job.instance_prices import SPOT_LABELS
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
 from rlhfless_operator.job.spec import RLHFJob
 from tests.jobs import job
@@ -90,6 +91,15 @@ def test_gpus_are_those_that_pods_ask_for_and_else_those_that_the_settings_need(
     needed = job(generation={"vllm": {"tensorParallelSize": 2}}, learning={"processes": 4}).spec.instance_gpus
     assert needed == {"generation": 2, "preparation": 1, "learning": 4}
     assert set(job().spec.instance_gpus.values()) == {1}
+
+
+def test_the_default_pods_of_a_cluster_count_too() -> None:
+    made = job(prices={"accelerators": {"H100": "4.00"}}, learning={"pods": gpus(4)}, preparation={"pods": gpus(0)})
+    on_cluster = made.on_cluster(PodsSpec.model_validate(gpus(8)))
+    assert on_cluster.spec.instance_gpus == {"generation": 8, "preparation": 0, "learning": 4}
+    assert tuple(on_cluster.spec.instance_prices.values()) == amounts("32.00", "0", "16.00")
+    assert on_cluster.model_dump() == made.model_dump(), "the document is the same"
+    assert made.spec.instance_gpus == {"generation": 0, "preparation": 0, "learning": 4}
 
 
 def test_an_accelerator_that_is_not_known_is_an_error_with_the_remedy() -> None:

@@ -11,6 +11,7 @@ from rlhfless_operator.controller.cluster_report import PodsReport, Preflight
 from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
+from rlhfless_operator.job.instance_gpus import pods_by_stage
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.planner.pools.placement import TOPOLOGY_KEYS
@@ -23,7 +24,6 @@ from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunctio
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
 from rlhfless_operator.platforms.pool_member import PoolMember
-from rlhfless_operator.platforms.room import pods_by_stage
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
 from rlhfless_operator.training.requests.rehearsal import emulation_of
 
@@ -100,7 +100,7 @@ def functions_of(
     env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
     slots = slots_wanted(member, settings)
     functions: dict[Stage, StageFunction] = {}
-    for stage, merged in pods_by_stage(job, settings.pods).items():
+    for stage, merged in pods_by_stage(job.on_cluster(settings.pods).spec).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
         instances = job.spec.learning.instances.max if stage == "learning" else 1
         relays = stage == "generation" and job.spec.generation.weight_relays == "auto"

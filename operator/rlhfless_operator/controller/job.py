@@ -31,6 +31,7 @@ from rlhfless_operator.controller.resource import (
 from rlhfless_operator.controller.status_updates import Post, StatusUpdates
 from rlhfless_operator.controller.status_writer import ResourceGoneError, SupersededError
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.instance_prices import UnknownPriceError, instance_prices
 from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import RLHFJob
@@ -134,7 +135,8 @@ class Supervisor:
             return
         error: BaseException | None
         try:
-            job = resolved(job, self._context.files)
+            job = resolved(job, self._context.files).on_cluster(self._context.settings.pods)
+            instance_prices(job.spec)
             folder = JobFolder(root_of(job, self._context.artifacts))
             if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
@@ -151,6 +153,11 @@ class Supervisor:
                     return
                 actors = within(actors, admission)
             error = await self._drive_while_wanted(resource, job, folder, actors, writing)
+        except UnknownPriceError as unknown:
+            await self._enter(
+                conditions.failed(Reason.INVALID_SPEC, f"spec.prices.{unknown.field}: {unknown}"), resource
+            )
+            return
         except FolderTakenError as taken:
             await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
             return

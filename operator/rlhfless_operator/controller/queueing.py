@@ -10,6 +10,7 @@ from rlhfless_operator.controller import kueue
 from rlhfless_operator.controller.kueue import Admission, PodSet
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.instance_gpus import pods_by_stage
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.knative import (
@@ -23,7 +24,6 @@ from rlhfless_operator.knative import (
     ResourceClient,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
-from rlhfless_operator.platforms.room import pods_by_stage
 
 _VERSIONS = ("v1beta2", "v1beta1")
 """Versions of Kueue's API, the newest first; the used part is the same in both."""
@@ -136,7 +136,7 @@ def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> lis
     }
     return [
         PodSet(stage, ranges[stage].most, ranges[stage].least, _template(pods, settings))
-        for stage, pods in pods_by_stage(job, settings.pods).items()
+        for stage, pods in pods_by_stage(job.on_cluster(settings.pods).spec).items()
     ]
 
 

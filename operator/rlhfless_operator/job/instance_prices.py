@@ -1,13 +1,13 @@
-"""The price and the number of GPUs of each stage's instance, from the job document alone.
+"""The price of each stage's instance, from the job document and the cluster's default pods.
 
-The machine does not matter: a document has the same prices on a laptop and on a cluster.
+The machine does not matter: without such defaults a document has the same prices on a laptop and on a cluster.
 """
 
 from collections.abc import Mapping
 from decimal import Decimal
 
 from rlhfless_functions.api import STAGES, Stage
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.instance_gpus import instance_gpus, pods_by_stage
 from rlhfless_operator.job.sections import JobFields
 
 SPOT_LABELS: Mapping[str, str] = {
@@ -27,18 +27,6 @@ class UnknownPriceError(ValueError):
         super().__init__(message)
         self.field = field
         """`accelerators` or `spot`."""
-
-
-def instance_gpus(spec: JobFields) -> dict[Stage, int]:
-    """GPUs of an instance of each stage."""
-    if spec.rehearsal is not None:
-        emulated = spec.rehearsal.gpus
-        return {**dict.fromkeys(STAGES, emulated), "learning": spec.learning.processes or emulated}
-    asked = {stage: _gpu_limit(_pods(spec, stage)) for stage in STAGES}
-    if any(asked.values()):
-        return asked
-    tensor_parallel = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
-    return {"generation": tensor_parallel, "preparation": 1, "learning": spec.learning.processes or 1}
 
 
 def instance_prices(spec: JobFields) -> dict[Stage, Decimal]:
@@ -72,7 +60,7 @@ def _instance_price(spec: JobFields, stage: Stage, gpus: int) -> Decimal:
         return own
     if not gpus or not (prices.accelerators or prices.spot):
         return prices.instance_hour
-    selector = _pods(spec, stage).node_selector or {}
+    selector = pods_by_stage(spec)[stage].node_selector or {}
     name = _accelerator(spec, stage, selector)
     spot = next((f"{label}: {value}" for label, value in SPOT_LABELS.items() if selector.get(label) == value), None)
     price = (prices.accelerators if spot is None else prices.spot).get(name)
@@ -97,13 +85,3 @@ def _accelerator(spec: JobFields, stage: Stage, selector: Mapping[str, str]) -> 
         f"nothing says which of {', '.join(found)} {stage} runs on; give one label of {place} that value, or set"
         f" prices.stages.{stage}",
     )
-
-
-def _pods(spec: JobFields, stage: Stage) -> PodsSpec:
-    own: PodsSpec = getattr(spec, stage).pods
-    return merge_pods(spec.pods, own)
-
-
-def _gpu_limit(pods: PodsSpec) -> int:
-    limits = (pods.resources.limits if pods.resources is not None else None) or {}
-    return sum(int(amount) for name, amount in limits.items() if name.endswith("/gpu") and amount.isdecimal())

@@ -1,8 +1,8 @@
 """The sections of a job document and their fields."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.settings import (
@@ -242,6 +242,19 @@ class JobFields(Settings):
     def all_rewards(self) -> list[RewardSettings]:
         """The rewards of training and the evaluation's own; the two may share names."""
         return self.rewards + [reward for reward in self.evaluation_rewards if reward not in self.rewards]
+
+    _default_pods: PodsSpec = PrivateAttr(default_factory=PodsSpec)
+
+    @property
+    def default_pods(self) -> PodsSpec:
+        """Defaults of the pods on the cluster where the job runs. They are not a part of its document."""
+        return self._default_pods
+
+    def with_default_pods(self, pods: PodsSpec) -> Self:
+        """Return a copy with these default pods."""
+        copy = self.model_copy()
+        copy._default_pods = pods
+        return copy
 
     @property
     def evaluation_sampling(self) -> EngineSampling:

@@ -17,8 +17,10 @@ from rlhfless_functions.settings import (
     RewardSettings,
     Settings,
 )
-from rlhfless_operator.job.instance_prices import instance_gpus, instance_prices
+from rlhfless_operator.job.instance_gpus import instance_gpus
+from rlhfless_operator.job.instance_prices import instance_prices
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.rule import Violation
 from rlhfless_operator.job.rules import SPEC_RULES
 from rlhfless_operator.job.sections import JobFields
@@ -49,7 +51,7 @@ class RLHFJobSpec(JobFields):
 
     @property
     def instance_gpus(self) -> dict[Stage, int]:
-        """GPUs of an instance of each stage, according to the document."""
+        """GPUs of an instance of each stage, with the default pods of the cluster where the job runs."""
         return instance_gpus(self)
 
 
@@ -77,6 +79,10 @@ class RLHFJob(Settings):
     """The job's name."""
     spec: RLHFJobSpec
     """The model, the data, the algorithm and the limits of the training."""
+
+    def on_cluster(self, default_pods: PodsSpec) -> Self:
+        """Return a copy whose pods begin with a cluster's defaults. The document stays the same."""
+        return self.model_copy(update={"spec": self.spec.with_default_pods(default_pods)})
 
     def resolve_paths(self, base: Path) -> Self:
         """A copy of the job whose relative local paths are absolute.

@@ -1,11 +1,11 @@
 """The number of generation instances that fit on a cluster: pure functions of the pool and the namespace's quotas."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.job.pods import PodsSpec, merge_pods
+from rlhfless_operator.job.instance_gpus import gpus_of, pods_by_stage
+from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.quantities import quantity
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
@@ -19,25 +19,10 @@ def pool_of(job: RLHFJob) -> str:
     return job.spec.pool or DEFAULT_POOL
 
 
-def pods_by_stage(job: RLHFJob, defaults: PodsSpec) -> dict[Stage, PodsSpec]:
-    """The pods of every stage: the stage's settings over the job's over the cluster's defaults."""
-    spec = job.spec
-    stages: dict[Stage, PodsSpec] = {
-        "generation": spec.generation.pods,
-        "preparation": spec.preparation.pods,
-        "learning": spec.learning.pods,
-    }
-    return {stage: merge_pods(defaults, spec.pods, pods) for stage, pods in stages.items()}
-
-
 def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> dict[Stage, int]:
-    """GPUs of an instance of each stage, from its pods' limits."""
-    return {stage: gpus_of(pods, pool) for stage, pods in pods_by_stage(job, defaults).items()}
-
-
-def gpus_of(pods: PodsSpec, pool: PoolSettings) -> int:
-    """GPUs of a pool that an instance with these pods requests."""
-    return int(Decimal(_limits(pods).get(pool.resource, "0")))
+    """Count the GPUs of a pool that an instance of each stage has, with the cluster's default pods."""
+    pods = pods_by_stage(job.on_cluster(defaults).spec)
+    return {stage: gpus_of(each, pool.resource) for stage, each in pods.items()}
 
 
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
@@ -153,13 +138,13 @@ def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[
 
 def _extended_of_generation(job: RLHFJob, defaults: PodsSpec) -> dict[str, float]:
     """Extended resources, such as `nvidia.com/gpu`, that a generation instance requests."""
-    limits = _limits(pods_by_stage(job, defaults)["generation"])
+    limits = _limits(pods_by_stage(job.on_cluster(defaults).spec)["generation"])
     return {resource: quantity(text) for resource, text in limits.items() if "/" in resource and quantity(text)}
 
 
 def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float:
     """The resources that the stages after generation request at once."""
-    stages, spec = pods_by_stage(job, defaults), job.spec
+    stages, spec = pods_by_stage(job.on_cluster(defaults).spec), job.spec
 
     def asked(stage: Stage, instances: int) -> float:
         return instances * quantity(_limits(stages[stage]).get(resource, "0"))

@@ -13,19 +13,13 @@ from kubernetes.aio.client import ApiClient
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.generated.crd import NAME, crd
+from rlhfless_operator.job.instance_gpus import gpus_of, pods_by_stage
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.knative import ApiError, ForbiddenError, NotFoundError, Transport
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction, service
-from rlhfless_operator.platforms.room import (
-    DEFAULT_POOL,
-    gpus_of,
-    pods_by_stage,
-    pool_of,
-    room_in_pool,
-    why_not_in_quotas,
-)
+from rlhfless_operator.platforms.room import DEFAULT_POOL, pool_of, room_in_pool, why_not_in_quotas
 from rlhfless_operator.preflight.checks import (
     Knative,
     StagePods,
@@ -207,14 +201,14 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
     most = {"generation": actors.most, "preparation": job.spec.preparation.instances.max}
     return [
         StagePods(stage, pods, most.get(stage, 1), _slots(settings, pool, pods))
-        for stage, pods in pods_by_stage(job, settings.pods).items()
+        for stage, pods in pods_by_stage(job.on_cluster(settings.pods).spec).items()
     ]
 
 
 def _slots(settings: ClusterSettings, name: str, pods: PodsSpec) -> SlotsWanted | None:
     """Return the slots that pods use in turns, if their pool has a DeviceClass."""
     pool = pools_with_turns(settings.pools).get(name)
-    if pool is None or not (gpus := gpus_of(pods, pool)):
+    if pool is None or not (gpus := gpus_of(pods, pool.resource)):
         return None
     return SlotsWanted(name, gpus, pool.resource)
 

@@ -76,6 +76,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
     """
+    if around.settings is not None:
+        job = job.on_cluster(around.settings.pods)
     spec = job.spec
     hardware = find_hardware(job, question.gpu, question.gpus, around)
     gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
