@@ -1,13 +1,14 @@
 """Convert a peer's configuration to a job, by a table with a row for each of its fields: pure functions."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlhfless_operator.job.spec import API_VERSION, KIND
+from rlhfless_operator.job.reading.familiar_names import our_field
+from rlhfless_operator.job.reading.fields import walk
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,28 @@ def _put(document: dict[str, Any], path: str, value: Any) -> None:
 # --- conversions that both peers' tables use ---
 
 
-def to(*ours: str, kind: Callable[[Any], Any] | None = None) -> Callable[[Any, Theirs], Outcome]:
-    """Convert to the same value under our names; to nothing if it is null."""
+_KINDS = {".".join(path): field.kind for path, field in walk(RLHFJob)}
+
+
+def to(ours: str) -> Callable[[Any, Theirs], Outcome]:
+    """Write the same value under our name; nothing if it is null."""
+    kind = _KINDS[f"spec.{ours}"]
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if value is None:
             return None
-        return Written({f"spec.{name}": value if kind is None else kind(value) for name in ours})
+        return Written({f"spec.{ours}": number(value) if kind is float else value})
 
     return convert
+
+
+def renamed(defaults: Mapping[str, Any]) -> dict[str, Row]:
+    """Make the rows of fields that keep their value under our name, which `familiar_names` has.
+
+    Args:
+        defaults: the peer's default of each field, by its name.
+    """
+    return {name: Row(default, to((our_field(name) or "").removeprefix("spec."))) for name, default in defaults.items()}
 
 
 def number(value: Any) -> float:
@@ -253,6 +267,18 @@ def share(whole: int, part: int, what: str) -> int:
     return whole // part
 
 
-def round_up(value: float) -> int:
-    """Round up, with room for the last bits of a product such as 0.1 × 30."""
-    return math.ceil(value - 1e-9)
+def trackers(value: Any, project: str, *silent: str) -> Outcome:
+    """Write the trackers that a peer's list names.
+
+    Args:
+        project: project of Weights & Biases.
+        silent: names in the list that need nothing.
+    """
+    names = [value] if isinstance(value, str) else list(value or [])
+    values: dict[str, Any] = {"spec.tracking.tensorboard": True} if "tensorboard" in names else {}
+    if "wandb" in names:
+        values["spec.tracking.wandb"] = {"project": project}
+    others = [str(name) for name in names if name not in ("tensorboard", "wandb", *silent)]
+    if others:
+        return Left(f"{', '.join(others)}: see spec.tracking for what there is (mlflow needs an address)", values)
+    return Written(values) if values else None

@@ -14,10 +14,11 @@ from rlhfless_operator.convert.conversion import (
     Row,
     Unneeded,
     convert_rows,
-    number,
     one_of,
     part_of,
+    renamed,
     to,
+    trackers,
     without,
 )
 from rlhfless_operator.convert.trl_others import OTHERS
@@ -43,7 +44,7 @@ ROWS: dict[str, Row] = {
     "run_name": Row(None, meanings.name, also=("output_dir",)),
     "output_dir": Row(None, meanings.output),
     # model
-    "model_name_or_path": Row(None, to("model.source")),
+    **renamed({"model_name_or_path": None}),
     "model_revision": Row(
         "main", lambda value, theirs: None if value == "main" else to("model.revision")(value, theirs)
     ),
@@ -63,7 +64,7 @@ ROWS: dict[str, Row] = {
     "dataset_config": Row(None, part_of("data.source")),
     "dataset_train_split": Row("train", part_of("data.source")),
     "dataset_test_split": Row("test", part_of("evaluation.data.source")),
-    "shuffle_dataset": Row(True, to("data.shuffle")),
+    **renamed({"shuffle_dataset": True}),
     "max_prompt_length": Row(None, meanings.longest_prompt, also=("vllm_max_model_length",)),
     "reward_funcs": Row(None, meanings.rewards, also=("reward_model_name_or_path",)),
     "reward_model_name_or_path": Row(None, part_of("rewards")),
@@ -78,17 +79,14 @@ ROWS: dict[str, Row] = {
     "epsilon_high": Row(None, algorithm.clip_high),
     "sapo_temperature_pos": Row(1.0, algorithm.sapo_temperature("sapoTemperaturePositive")),
     "sapo_temperature_neg": Row(1.05, algorithm.sapo_temperature("sapoTemperatureNegative")),
-    "delta": Row(None, to("algorithm.dualClip", kind=number)),
+    **renamed({"delta": None}),
     "beta": Row(0.0, algorithm.kl),
     "use_bias_correction_kl": Row(True, lambda value, theirs: Unneeded("part of algorithm.kl, which has no weights")),
-    "num_iterations": Row(1, to("algorithm.epochs")),
-    "entropy_coef": Row(0.0, to("algorithm.entropyCoefficient", kind=number)),
-    "mask_truncated_completions": Row(False, to("algorithm.maskTruncated")),
+    **renamed({"num_iterations": 1, "entropy_coef": 0.0, "mask_truncated_completions": False}),
     "vllm_importance_sampling_mode": Row("sequence_mask", algorithm.importance_sampling, also=algorithm.CORRECTION),
     # sampling and batch
-    "temperature": Row(1.0, to("sampling.temperature", kind=number)),
-    "max_completion_length": Row(512, to("sampling.maxResponseTokens")),
-    "num_generations": Row(8, to("batch.samplesPerPrompt")),
+    "temperature": Row(1.0, to("sampling.temperature")),
+    **renamed({"max_completion_length": 512, "num_generations": 8}),
     "per_device_train_batch_size": Row(8, meanings.prompts),
     "gradient_accumulation_steps": Row(1, meanings.minibatch),
     "steps_per_generation": Row(None, meanings.generation_size),
@@ -103,12 +101,10 @@ ROWS: dict[str, Row] = {
             "adamw",
         ),
     ),
-    "learning_rate": Row(1e-6, to("optimizer.learningRate", kind=number)),
-    "adam_beta1": Row(0.9, to("optimizer.beta1", kind=number)),
-    "adam_beta2": Row(0.999, to("optimizer.beta2", kind=number)),
-    "adam_epsilon": Row(1e-8, to("optimizer.epsilon", kind=number)),
-    "weight_decay": Row(0.0, to("optimizer.weightDecay", kind=number)),
-    "max_grad_norm": Row(1.0, to("optimizer.maxGradientNorm", kind=number)),
+    "learning_rate": Row(1e-6, to("optimizer.learningRate")),
+    **renamed({"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}),
+    "weight_decay": Row(0.0, to("optimizer.weightDecay")),
+    **renamed({"max_grad_norm": 1.0}),
     "lr_scheduler_type": Row(
         "linear",
         one_of("optimizer.schedule", meanings.SCHEDULES, "schedules are constant, linear and cosine", "constant"),
@@ -124,11 +120,11 @@ ROWS: dict[str, Row] = {
     "vllm_tensor_parallel_size": Row(None, to("generation.vllm.tensorParallelSize")),
     "eval_strategy": Row("no", meanings.evaluation),
     "save_steps": Row(None, meanings.every("checkpoints.everySteps")),
-    "save_total_limit": Row(None, to("checkpoints.keep")),
+    **renamed({"save_total_limit": None}),
     "load_best_model_at_end": Row(
         False, lambda value, theirs: to("checkpoints.best")(value, theirs) if value else None
     ),
-    "report_to": Row("none", meanings.tracking),
+    "report_to": Row("none", lambda value, theirs: trackers(value, theirs["project"], "none")),
     **OTHERS,
 }
 """Rows of all fields, each with its default and its conversion."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, number
+from rlhfless_operator.job.reading.familiar_values import SCALINGS
 
 
 def loss(value: Any, theirs: Theirs) -> Outcome:
@@ -31,10 +32,9 @@ def scaling(value: Any, theirs: Theirs) -> Outcome:
     if theirs["multi_objective_aggregation"] == "normalize_then_sum":
         note = "TRL whitens over samples, here advantages are whitened over tokens"
         return Written({"spec.algorithm.advantageNormalization": "group_per_reward"}, note)
-    names = {True: "group", "group": "group", False: "none", "none": "none", "batch": "batch"}
-    if value not in names:
+    if value not in SCALINGS:
         return Left(f"{value} is no scale; rewards are scaled by group, batch or not at all")
-    written = {"spec.algorithm.advantageNormalization": names[value]}
+    written = {"spec.algorithm.advantageNormalization": SCALINGS[value]}
     if value == "batch":
         return Left("TRL divides by the deviation of all rewards, here advantages are whitened over tokens", written)
     return Written(written)

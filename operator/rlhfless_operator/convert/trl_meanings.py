@@ -3,16 +3,8 @@
 from pathlib import PurePosixPath
 from typing import Any
 
-from rlhfless_operator.convert.conversion import (
-    Left,
-    Outcome,
-    Theirs,
-    Unneeded,
-    Written,
-    job_name,
-    round_up,
-    share,
-)
+from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, job_name, share
+from rlhfless_operator.job.reading.familiar_values import round_up
 
 # --- how large a step is ---
 
@@ -266,19 +258,6 @@ def output(value: Any, theirs: Theirs) -> Outcome:
         return None
     parent = str(PurePosixPath(str(value)).parent)
     return Written({"spec.artifacts.uri": "runs" if parent == "." else parent}, "the job's name is its folder there")
-
-
-def tracking(value: Any, theirs: Theirs) -> Outcome:
-    names = [value] if isinstance(value, str) else list(value or [])
-    values: dict[str, Any] = {}
-    if "tensorboard" in names:
-        values["spec.tracking.tensorboard"] = True
-    if "wandb" in names:
-        values["spec.tracking.wandb"] = {"project": theirs["project"]}
-    others = [str(name) for name in names if name not in ("none", "tensorboard", "wandb")]
-    if others:
-        return Left(f"{', '.join(others)}: see spec.tracking for what there is (mlflow needs an address)", values)
-    return Written(values) if values else None
 
 
 def continuous(value: Any, theirs: Theirs) -> Outcome:

@@ -14,9 +14,9 @@ from rlhfless_operator.convert.conversion import (
     Written,
     convert_rows,
     job_name,
-    number,
     one_of,
     part_of,
+    renamed,
     to,
     unneeded,
     without,
@@ -41,8 +41,7 @@ ROWS: dict[str, Row] = {
     "trainer.project_name": Row("verl_examples", part_of("tracking.wandb")),
     # model
     f"{MODEL}.path": Row("~/models/deepseek-llm-7b-chat", to("model.source")),
-    f"{MODEL}.tokenizer_path": Row(None, to("model.tokenizer")),
-    f"{MODEL}.custom_chat_template": Row(None, to("model.chatTemplate")),
+    **renamed({f"{MODEL}.tokenizer_path": None, f"{MODEL}.custom_chat_template": None}),
     f"{ROLLOUT}.dtype": Row(
         "bfloat16",
         one_of(
@@ -57,11 +56,11 @@ ROWS: dict[str, Row] = {
         f"{MODEL}.{name}": Row(default, part_of("model.lora"))
         for name, default in {"lora.rank": 0, "lora_alpha": 16, "target_modules": "all-linear"}.items()
     },
-    f"{MODEL}.enable_gradient_checkpointing": Row(True, to("learning.gradientCheckpointing")),
+    **renamed({f"{MODEL}.enable_gradient_checkpointing": True}),
     # data and rewards
     "data.train_files": Row(None, meanings.files),
     "data.val_files": Row(None, meanings.evaluation),
-    "data.prompt_key": Row("prompt", to("data.promptColumn")),
+    **renamed({"data.prompt_key": "prompt"}),
     "data.shuffle": Row(True, to("data.shuffle")),
     "data.truncation": Row("error", meanings.long_prompts, also=("data.filter_overlong_prompts",)),
     "data.filter_overlong_prompts": Row(False, part_of("data.longPrompts")),
@@ -94,8 +93,7 @@ ROWS: dict[str, Row] = {
     f"{ACTOR}.clip_ratio_high": Row(0.2, meanings.clip("clip_ratio_high", "clipHigh")),
     f"{ACTOR}.clip_ratio_c": Row(3.0, meanings.dual_clip),
     f"{ACTOR}.loss_agg_mode": Row("token-mean", meanings.aggregation),
-    f"{ACTOR}.entropy_coeff": Row(0, to("algorithm.entropyCoefficient", kind=number)),
-    f"{ACTOR}.ppo_epochs": Row(1, to("algorithm.epochs")),
+    **renamed({f"{ACTOR}.entropy_coeff": 0, f"{ACTOR}.ppo_epochs": 1}),
     f"{ACTOR}.use_kl_loss": Row(False, meanings.kl, also=("algorithm.use_kl_in_reward",)),
     **{
         name: Row(default, part_of("algorithm.kl"))
@@ -119,11 +117,9 @@ ROWS: dict[str, Row] = {
     "critic.cliprange_value": Row(0.5, meanings.of_gae("algorithm.critic.valueClip")),
     "trainer.critic_warmup": Row(0, lambda value, theirs: meanings.critic_warmup(value, theirs)),
     # sampling and batch
-    f"{ROLLOUT}.temperature": Row(1.0, to("sampling.temperature", kind=number)),
-    "data.max_prompt_length": Row(512, to("sampling.maxPromptTokens")),
-    "data.max_response_length": Row(512, to("sampling.maxResponseTokens")),
-    "data.train_batch_size": Row(1024, to("batch.promptsPerStep")),
-    f"{ROLLOUT}.n": Row(1, to("batch.samplesPerPrompt")),
+    f"{ROLLOUT}.temperature": Row(1.0, to("sampling.temperature")),
+    **renamed({"data.max_prompt_length": 512, "data.max_response_length": 512}),
+    **renamed({"data.train_batch_size": 1024, f"{ROLLOUT}.n": 1}),
     f"{ACTOR}.ppo_mini_batch_size": Row(256, meanings.minibatch),
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": Row(
         None, meanings.microbatch, also=(f"{ACTOR}.ppo_max_token_len_per_gpu",)
@@ -132,14 +128,14 @@ ROWS: dict[str, Row] = {
     f"{ACTOR}.ppo_max_token_len_per_gpu": Row(16384, part_of("batch.microbatchTokens")),
     # optimizer
     f"{OPTIMIZER}.optimizer": Row("AdamW", one_of("optimizer.name", {"AdamW": "adamw"}, "AdamW is written", "adamw")),
-    f"{OPTIMIZER}.lr": Row(1e-6, to("optimizer.learningRate", kind=number)),
+    **renamed({f"{OPTIMIZER}.lr": 1e-6}),
     f"{OPTIMIZER}.betas": Row([0.9, 0.999], meanings.betas),
-    f"{OPTIMIZER}.weight_decay": Row(0.01, to("optimizer.weightDecay", kind=number)),
+    f"{OPTIMIZER}.weight_decay": Row(0.01, to("optimizer.weightDecay")),
     f"{OPTIMIZER}.clip_grad": Row(1.0, part_of("optimizer.maxGradientNorm, which actor.grad_clip is")),
-    f"{ACTOR}.grad_clip": Row(1.0, to("optimizer.maxGradientNorm", kind=number)),
+    **renamed({f"{ACTOR}.grad_clip": 1.0}),
     f"{OPTIMIZER}.lr_scheduler_type": Row("constant", meanings.schedule, also=(f"{OPTIMIZER}.warmup_style",)),
     f"{OPTIMIZER}.warmup_style": Row(None, part_of("optimizer.schedule")),
-    f"{OPTIMIZER}.min_lr_ratio": Row(0.0, to("optimizer.finalRatio", kind=number)),
+    **renamed({f"{OPTIMIZER}.min_lr_ratio": 0.0}),
     f"{OPTIMIZER}.lr_warmup_steps": Row(-1, meanings.warmup, also=(f"{OPTIMIZER}.lr_warmup_steps_ratio",)),
     f"{OPTIMIZER}.lr_warmup_steps_ratio": Row(0.0, part_of("optimizer.warmupSteps")),
     # the run
@@ -149,7 +145,7 @@ ROWS: dict[str, Row] = {
     f"{ROLLOUT}.name": Row(None, meanings.engine),
     f"{ROLLOUT}.tensor_model_parallel_size": Row(None, to("generation.vllm.tensorParallelSize")),
     "trainer.save_freq": Row(-1, meanings.when_positive("checkpoints.everySteps")),
-    "trainer.max_actor_ckpt_to_keep": Row(None, to("checkpoints.keep")),
+    **renamed({"trainer.max_actor_ckpt_to_keep": None}),
     "trainer.test_freq": Row(-1, part_of("evaluation")),
     **{
         f"{ROLLOUT}.val_kwargs.{name}": Row(default, part_of("evaluation"))

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, number, one_of, round_up, to
+from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, number, one_of, to, trackers
+from rlhfless_operator.job.reading.familiar_names import our_choice
+from rlhfless_operator.job.reading.familiar_values import round_up
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 OPTIMIZER = f"{ACTOR}.optim"
@@ -41,13 +43,13 @@ def advantage(value: Any, theirs: Theirs) -> Outcome:
     )
 
 
-def of_gae(*ours: str) -> Callable[[Any, Theirs], Outcome]:
+def of_gae(ours: str) -> Callable[[Any, Theirs], Outcome]:
     """Convert a field that only matters with a critic."""
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if theirs["algorithm.adv_estimator"] != "gae" or value is None:
             return None
-        return to(*ours, kind=number)(value, theirs)
+        return to(ours)(value, theirs)
 
     return convert
 
@@ -88,20 +90,20 @@ def dual_clip(value: Any, theirs: Theirs) -> Outcome:
 def aggregation(value: Any, theirs: Theirs) -> Outcome:
     if value in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
         return Written({"spec.algorithm.aggregation": value})
-    instead = "seq-mean-token-sum-norm" if value == "seq-mean-token-sum" else "token-mean"
-    divided = " (its gradient is divided by the longest response as well)" if value == "seq-mean-token-sum" else ""
+    summed = our_choice(str(value), ("seq-mean-token-sum-norm",))
+    instead = summed or "token-mean"
+    divided = " (its gradient is divided by the longest response as well)" if summed else ""
     return Left(f"{value} is not there; {instead} is written instead{divided}", {"spec.algorithm.aggregation": instead})
 
 
 def kl(value: Any, theirs: Theirs) -> Outcome:
     """Convert verl's two placements of the penalty. Both at once are left to the user."""
-    estimators = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
     in_loss, in_reward = theirs[f"{ACTOR}.use_kl_loss"], theirs["algorithm.use_kl_in_reward"]
     if not in_loss and not in_reward:
         return Written({"spec.algorithm.kl.coefficient": 0.0})
     kind = str(theirs[f"{ACTOR}.kl_loss_type" if in_loss else "algorithm.kl_penalty"])
     coefficient = theirs.number(f"{ACTOR}.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef")
-    estimator = estimators.get(kind.removesuffix("+"))
+    estimator = our_choice(kind.removesuffix("+"), ("k1", "k2", "k3"))
     allowed = estimator is not None and in_loss != (estimator == "k1")
     values: dict[str, Any] = {
         "spec.algorithm.kl.coefficient": coefficient,
@@ -328,14 +330,7 @@ def length(value: Any, theirs: Theirs) -> Outcome:
 def logger(value: Any, theirs: Theirs) -> Outcome:
     if "trainer.logger" not in theirs.given:
         return None
-    names = [value] if isinstance(value, str) else list(value or [])
-    values: dict[str, Any] = {"spec.tracking.tensorboard": True} if "tensorboard" in names else {}
-    if "wandb" in names:
-        values["spec.tracking.wandb"] = {"project": str(theirs["trainer.project_name"])}
-    others = [str(name) for name in names if name not in ("console", "tensorboard", "wandb", "file")]
-    if others:
-        return Left(f"{', '.join(others)}: see spec.tracking for what there is (mlflow needs an address)", values)
-    return Written(values) if values else None
+    return trackers(value, str(theirs["trainer.project_name"]), "console", "file")
 
 
 def when_positive(ours: str) -> Callable[[Any, Theirs], Outcome]:

@@ -247,6 +247,6 @@ def reason_for_absence(name: str) -> str | None:
 
 
 def our_choice(value: str, choices: tuple[str, ...]) -> str | None:
-    """The choice that other frameworks call `value`."""
-    ours = VALUES.get(value.lower())
+    """Return the choice that other frameworks call `value`, or the choice that it is."""
+    ours = value if value in choices else VALUES.get(value.lower())
     return ours if ours in choices else None

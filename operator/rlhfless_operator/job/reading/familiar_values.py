@@ -11,6 +11,11 @@ Spec = Mapping[str, Any]
 """A job's spec as the user wrote it, valid or not."""
 
 
+def round_up(value: float) -> int:
+    """Return the next whole number, with room for the last bits of a product such as 0.1 × 30."""
+    return math.ceil(value - 1e-9)
+
+
 def _warmup(rounded: Callable[[float], int]) -> Callable[[Any, Spec], str | None]:
     """Convert a share of all steps. TRL rounds it up, verl down."""
 
@@ -61,10 +66,14 @@ def _trainer(value: Any, spec: Spec) -> str | None:
     return None if ours is None else f"write spec.algorithm: {{name: {ours}}}"
 
 
+SCALINGS = {True: "group", "group": "group", False: "none", "none": "none", "batch": "batch"}
+"""Our `advantageNormalization` for TRL's `scale_rewards`."""
+
+
 def _scaling(value: Any, spec: Spec) -> str | None:
     if not isinstance(value, bool | str):
         return None
-    ours = {True: "group", "group": "group", False: "none", "none": "none", "batch": "batch"}.get(value)
+    ours = SCALINGS.get(value)
     return None if ours is None else f"write spec.algorithm.advantageNormalization: {ours}"
 
 
@@ -87,8 +96,8 @@ _LOGGED = _always("remove it: every step is in metrics.jsonl and in what spec.tr
 _SAMPLES = _always("remove it: responses are in samples.jsonl and in the report of each run")
 
 _MEANINGS: dict[str, Callable[[Any, Spec], str | None]] = {
-    "warmup_ratio": _warmup(lambda steps: math.ceil(steps - 1e-9)),
-    "lr_warmup_ratio": _warmup(lambda steps: math.ceil(steps - 1e-9)),
+    "warmup_ratio": _warmup(round_up),
+    "lr_warmup_ratio": _warmup(round_up),
     "lr_warmup_steps_ratio": _warmup(int),
     "per_device_train_batch_size": _batch,
     "gradient_accumulation_steps": _batch,
