@@ -26,13 +26,16 @@ def gpus_of(pods: PodsSpec, resource: str | None = None) -> int:
     return sum(int(quantity(limits[name])) for name in counted)
 
 
-def instance_gpus(spec: JobFields) -> dict[Stage, int]:
-    """Count the GPUs of an instance of each stage: those of its pods, or else those that the settings need."""
+def needed_gpus(spec: JobFields) -> dict[Stage, int]:
+    """Count the GPUs that an instance of each stage computes with, by the settings: those of an engine or a learner."""
     if spec.rehearsal is not None:
         emulated = spec.rehearsal.gpus
-        return {**dict.fromkeys(STAGES, emulated), "learning": spec.learning.processes or emulated}
-    asked = {stage: gpus_of(pods) for stage, pods in pods_by_stage(spec).items()}
-    if any(asked.values()):
-        return asked
+        return {"generation": emulated, "preparation": emulated, "learning": spec.learning.processes or emulated}
     tensor_parallel = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
     return {"generation": tensor_parallel, "preparation": 1, "learning": spec.learning.processes or 1}
+
+
+def instance_gpus(spec: JobFields) -> dict[Stage, int]:
+    """Count the GPUs that an instance of each stage holds: those of its pods, or else those that it needs."""
+    asked = {stage: gpus_of(pods) for stage, pods in pods_by_stage(spec).items()}
+    return asked if spec.rehearsal is None and any(asked.values()) else needed_gpus(spec)

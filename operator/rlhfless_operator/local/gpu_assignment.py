@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rlhfless_functions.api import Stage
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
-from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.job.instance_gpus import gpus_of, needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
@@ -41,12 +41,12 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     spec = job.spec
     if not gpus:
         return GpuAssignment(actor_range(spec))
-    generating = 1 if spec.generation.engine == "transformers" else spec.generation.vllm.tensor_parallel_size
-    learning, learners = spec.learning.processes or 1, spec.learning.instances.max
+    needed, learners = needed_gpus(spec), spec.learning.instances.max
+    generating, learning = needed["generation"], needed["learning"]
     computes = (
         requests.passes.preparation_computes
         or any(reward.model is not None for reward in spec.all_rewards)
-        or _asks_for_gpu(spec.preparation.pods)
+        or gpus_of(spec.preparation.pods) > 0
     )
     preparing = int(computes) * spec.preparation.instances.max
     for count, field in (
@@ -84,8 +84,3 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
             f" to {learning * learners}, or lower generation.instances.max"
         )
     return GpuAssignment(actors, tuple(gpus), per_instance, takes_turns=everything > len(gpus))
-
-
-def _asks_for_gpu(pods: PodsSpec) -> bool:
-    limits = pods.resources.limits if pods.resources is not None else None
-    return any(name.endswith("/gpu") and amount != "0" for name, amount in (limits or {}).items())

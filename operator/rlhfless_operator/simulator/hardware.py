@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
+from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.gpu_names import gpu_of
 from rlhfless_operator.planner.latency.roofline import GPUS
@@ -78,8 +79,7 @@ def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surro
     rehearsal, generation = job.spec.rehearsal, job.spec.generation
     gpu = gpu or (rehearsal.gpu if rehearsal else None)
     if gpus is None:
-        parallel = 1 if generation.engine == "transformers" else generation.vllm.tensor_parallel_size
-        gpus = rehearsal.gpus if rehearsal else parallel
+        gpus = needed_gpus(job.spec)["generation"]
     name, pool = _pool_of(job, around)
     room, by = None, ""
     if pool is not None and around.settings is not None:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.latency.devices import find_profile
 from rlhfless_operator.planner.latency.gpu_names import gpu_of
@@ -18,14 +19,13 @@ def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
     Returns:
         None if the GPU or the model is not known here, or the model does not fit it.
     """
-    rehearsal, generation = job.spec.rehearsal, job.spec.generation
+    rehearsal, gpus = job.spec.rehearsal, needed_gpus(job.spec)["generation"]
     source, scale = job.spec.model.source, 1.0
     if rehearsal is not None:
         gpu: str | None = rehearsal.gpu
-        gpus, source, scale = rehearsal.gpus, rehearsal.model or source, rehearsal.time_scale
+        source, scale = rehearsal.model or source, rehearsal.time_scale
     else:
         gpu = gpu_of(product) if product else None
-        gpus = 1 if generation.engine == "transformers" else generation.vllm.tensor_parallel_size
     if gpu is None:
         return None
     try:

@@ -1,6 +1,7 @@
 """The emulated GPUs of a rehearsal, in numbers for its instances."""
 
 from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.devices import (
     find_profile,
@@ -34,7 +35,7 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
     else:
         drafts = measured_drafts(rehearsal.trace)
     weight_load_seconds = profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load
-    learner_gpus = job.spec.learning.processes or rehearsal.gpus
+    learner_gpus = needed_gpus(job.spec)["learning"]
     return EmulationSettings(
         trace=rehearsal.trace,
         prompts_per_step=job.spec.batch.prompts_per_step,
