@@ -1,9 +1,18 @@
-"""The wire contract between the control plane and the functions.
+"""The wire contract between the control plane and the functions. This package does not import torch.
 
 One request is one HTTP POST to `/v1/run`. The answer is a stream of newline-delimited JSON events that ends with one
-terminal record, `done` or `failed`. A stream that ends without one is incomplete, even if its HTTP status is 200.
-The request holds everything that a fresh instance needs: an instance is a cache, never an owner. Tokens and
-log-probabilities travel through the artifact store, never through this contract. This package does not import torch.
+terminal record, `done` or `failed`. A stream that ends without one is incomplete, even if its HTTP status is 200. The
+request holds everything that a fresh instance needs: an instance is a cache, never an owner. Tokens and
+log-probabilities travel through the artifact store, never through this contract.
+
+- `messages`: the base of all messages, the references in them, and the contract's version.
+- `requests`: a request for each kind of work, and `parse_request`.
+- `results`: a result for each kind of request.
+- `events`: the events of a stream, and how to read and write them.
+- `pieces`: the pieces of a step's batch, and their journal.
+- `metrics`: names, units and meanings of all metrics.
+- `probe`: the messages of `rlhfless probe`.
+- `reward_trial`: the messages of `rlhfless try-reward`.
 """
 
 from rlhfless_functions.api.events import (

@@ -13,7 +13,7 @@ class ColdStart(Message):
     process: float
     """Seconds from the start of the process until the server listens, including imports."""
     load: float
-    """Loading the model."""
+    """Seconds to load the model."""
 
 
 class Started(Message):
@@ -25,7 +25,7 @@ class Started(Message):
     """Name of the pod or local process."""
     cold_start: ColdStart | None = None
     engine: str | None = None
-    """The engine and why it was chosen, once it has been."""
+    """The engine and the reason for its choice, once it has been chosen."""
     address: str | None = None
     """URL at which other instances of the job reach it."""
     place: list[str] = Field(default=[])
@@ -34,13 +34,13 @@ class Started(Message):
 
 
 class Awake(Message):
-    """A sleeping instance has its device's memory again and begins to work. Other instances don't send it."""
+    """A sleeping instance has its device's memory again and begins to work. Other instances do not send it."""
 
     event: Literal["awake"] = "awake"
 
 
 class EngineRoom(Message):
-    """What fits into an engine at a time, as long as it holds this model."""
+    """The room in an engine, as long as it holds this model."""
 
     sequences: int = Field(ge=1)
     """Sequences in a decode step."""
@@ -64,15 +64,15 @@ class Progress(Message):
     lengths: list[tuple[int, int, int]] = Field(default=[])
     """(prompt, index, response tokens) of the running samples."""
     room: EngineRoom | None = None
-    """What fits into the engine, independently of this request; only in a request's first progress."""
+    """The room in the engine, whatever the request; only in a request's first progress."""
     decoding: DecodeCounts = DecodeCounts()
-    """How its tokens were decoded."""
+    """Counts of how the tokens were decoded."""
     prefetched_version: int | None = None
-    """Newest weights version that a request need not be held back for: it is in the instance's memory, or could not be
-    put there. The request's own while there is no newer one. None if the instance looks for none."""
+    """Newest weights version for which a request need not be held back: it is in the instance's memory, or could not be
+    put there. While there is no newer one, it is the request's own. None if the instance looks for none."""
     weights_bytes: int | None = None
-    """Bytes fetched from an object store for its weights; None if the store is a file system, and in all but the first
-    progress of a request."""
+    """Bytes fetched from an object store for the request's weights. None if the store is a file system, and after a
+    request's first progress."""
 
 
 class FinishedSample(Message):
@@ -110,7 +110,7 @@ class Waiting(Message):
 
 
 class Learnt(Message):
-    """The step is learnt, and what it publishes is in the host's memory: `done` comes once it is published. The next
+    """The step is learnt, and its results are in the host's memory. `done` follows once they are published. The next
     step's request may cut this one; the instance goes on publishing. Sent only if the request says `publish_beside`."""
 
     event: Literal["learnt"] = "learnt"
@@ -133,7 +133,7 @@ class Heartbeat(Message):
 
 
 class Done(Message):
-    """Terminal: the work is complete, or as complete as a drained instance could make it."""
+    """Terminal: the work is complete. A drained instance may leave samples unfinished."""
 
     event: Literal["done"] = "done"
     result: dict[str, Any]
@@ -152,7 +152,7 @@ class Failed(Message):
     event: Literal["failed"] = "failed"
     reason: FailureReason
     message: str
-    """What is wrong, and the remedy."""
+    """Description of the fault, and the remedy."""
     retryable: bool
     """Whether another instance may succeed."""
 
@@ -166,7 +166,7 @@ _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def dump_event(event: Event) -> bytes:
-    """One line of the stream."""
+    """Return one line of the stream."""
     return event.model_dump_json().encode() + b"\n"
 
 

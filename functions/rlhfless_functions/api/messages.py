@@ -56,38 +56,38 @@ class WeightsReference(Message):
 
 
 class WeightsFetched(Message):
-    """What was fetched from an object store for a request's weights; zeros where the store is a file system."""
+    """Counts of the files fetched from an object store for a request's weights; zeros if the store is a file system."""
 
     bytes: int = 0
     deltas: int = 0
-    """Files that were made of the version before and of what changed."""
+    """Files made from the version before and a delta."""
     refused_deltas: int = 0
-    """Files that could not be, because what changed was missing or damaged; they were fetched whole."""
+    """Files fetched whole because their delta was missing or damaged."""
     relayed_bytes: int = 0
-    """Fetched from other instances; not among `bytes`."""
+    """Bytes fetched from other instances; `bytes` does not include them."""
     refused_sources: int = 0
-    """Instances that did not send what they were asked for; the store was read instead."""
+    """Instances that did not send what they were asked for. The store was read instead."""
     prefetched: int = 0
     """1 if the weights were in the instance's memory already when the request asked for them."""
 
 
 class DecodeCounts(Message):
-    """How a share was decoded; zeros if the engine does not count."""
+    """Counts of the decoding of a share; zeros if the engine does not count."""
 
     passes: int = 0
     """Decode passes."""
     sequence_passes: int = 0
-    """Sum of the sequences in each pass. Each sequence got one token, or several drafted ones."""
+    """Sum over passes of the sequences in each. Each sequence got one token, or several drafted ones."""
     tokens: int = 0
     """Response tokens from those passes."""
     drafted: int = 0
-    """Tokens that were drafted."""
+    """Drafted tokens."""
     accepted: int = 0
     """Drafted tokens that equal the sampled ones."""
     judged: int = 0
     """Drafted tokens that were right, plus the first wrong one of each sequence and pass. Later ones are not judged."""
     looked_up: int = 0
-    """Sum of the sequences in each pass before which drafts were looked up."""
+    """Sum over passes of the sequences for which drafts were looked up."""
     matched: int = 0
     """Sequences among them that had something to draft."""
     drafting_seconds: float = 0.0
@@ -95,10 +95,10 @@ class DecodeCounts(Message):
     unreadable: int = 0
     """Parts of the history that could not be used for drafts."""
     kept_tokens: int = 0
-    """Tokens of prompts and responses whose keys and values were kept from the request before, and not computed anew.
-    A prompt that several responses have counts once."""
+    """Tokens whose keys and values were kept from the request before, and not computed anew. A prompt of several
+    responses counts once."""
     kept_responses: int = 0
-    """Responses that went on with them."""
+    """Responses that continued with kept keys and values."""
 
 
 class SampleTask(Message):

@@ -12,9 +12,9 @@ class ProbedModel(Message):
     """A model to probe."""
 
     name: str
-    """For people."""
+    """Name for people."""
     step: int | None = None
-    """Training step that made it, if one did."""
+    """Training step that made it, if any."""
     model: ModelSettings
     """The model, or the model that its job started from."""
     checkpoint: str | None = None
@@ -30,7 +30,7 @@ class Probe(Message):
     prompts: int = Field(ge=1)
     """Number of the data's first prompts to answer."""
     samples: int = Field(ge=1)
-    """Responses to each."""
+    """Responses to each prompt."""
     temperature: float = Field(ge=0)
     """0 always takes the likeliest token."""
     max_prompt_tokens: int = Field(ge=1)
@@ -54,18 +54,18 @@ class LayerReadout(Message):
     layer: int
     """Number of the layer, from 1; the last is the whole model."""
     greedy: float
-    """How often its likeliest token is the whole model's likeliest."""
+    """Share of tokens at which its likeliest token is the whole model's likeliest."""
     drawn: float
-    """How often the same random number draws the whole model's token from it. The last layer's value shows how well
-    this pass and the decoding agree."""
+    """Share of tokens at which the same random number draws the whole model's token from it. The last layer's value
+    shows how well this pass and the decoding agree."""
     likeliest: float
-    """How often its likeliest token is the one that the whole model drew."""
+    """Share of tokens at which its likeliest token is the one that the whole model drew."""
     probability: float
     """Mean probability that it gives to the token that the whole model drew."""
     confidence: float
     """Mean probability of its likeliest token."""
     settled: float
-    """How often this layer and all later ones draw the whole model's token."""
+    """Share of tokens at which this layer and all later ones draw the whole model's token."""
 
 
 class SkippedLayers(Message):
@@ -76,7 +76,7 @@ class SkippedLayers(Message):
     layer: int
     """Layer at which all tokens could leave; the last layer if none is right often enough."""
     one_layer: float
-    """The share of layers behind it."""
+    """Share of layers behind it."""
     threshold: float | None
     """Alternative: each token leaves at the layer whose likeliest token has this probability; null if no threshold
     works."""
@@ -92,7 +92,8 @@ class ExitDrafts(Message):
     drafts: int
     """Most tokens that are drafted at a time."""
     choice: Literal["drawn", "likeliest"]
-    """How the draft is chosen from the read-out."""
+    """`drawn`: the draft is drawn from the read-out with the token's own random number. `likeliest`: it is the
+    read-out's likeliest token."""
     tokens_per_pass: float
     """Tokens per pass of the whole model."""
     draft_cost: float
@@ -106,7 +107,7 @@ class DraftedDecoding(Message):
 
     responses: int
     identical: int
-    """Responses whose drafted tokens are the plain ones."""
+    """Responses whose drafted tokens equal the plain ones."""
     tokens: int
     tokens_per_pass: float
     plain_tokens_per_second: float
@@ -116,14 +117,14 @@ class DraftedDecoding(Message):
 
 
 class ModelProbe(Message):
-    """How suited a model is to early exit."""
+    """The suitability of a model for early exit."""
 
     name: str
     step: int | None
     layers: int
     responses: int
     tokens: int
-    """Of the responses."""
+    """Response tokens."""
     suitability: float
     """Mean share of layers behind the one where a token's draw is settled, from 0 to 1."""
     skipped: SkippedLayers
@@ -131,13 +132,13 @@ class ModelProbe(Message):
     exits: list[ExitDrafts] = Field(default=[])
     """One for each layer but the last."""
     plain_seconds: float | None = None
-    """Seconds of a token in plain decoding of one sequence, the unit of costs."""
+    """Seconds of a token in plain decoding of one sequence. Costs are relative to it."""
     best: ExitDrafts | None = None
     """The fastest of them; null for a model of one layer."""
     pays: bool = False
     """Whether it is expected to be faster than plain decoding."""
     decoded: DraftedDecoding | None = None
-    """The measured result, if it was tried."""
+    """The measured result, if drafting was tried."""
 
 
 class ProbeResult(Message):
@@ -149,4 +150,4 @@ class ProbeResult(Message):
     threads: int | None = None
     """Threads of torch on a CPU."""
     error: str | None = None
-    """Why nothing could be measured."""
+    """Reason why nothing could be measured."""

@@ -36,7 +36,7 @@ class BaseRequest(Message):
     key: TaskKey
     """The idempotency key."""
     result: str
-    """URI of a JSON file. If it exists, the work is done and its content is the result; otherwise it is written
+    """URI of a JSON file. If it exists, the work is done and its content is the result. Otherwise it is written
     last."""
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     """Longest silence of the event stream."""
@@ -110,8 +110,8 @@ class GenerationRequest(BaseRequest):
     """URI of a folder in which instances that fetch these weights say where they are reached. An instance that is not
     in `weights_from` fetches from those that said so before it. If omitted, it fetches from the store."""
     next_weights: list[NextWeights] = Field(default=[])
-    """Newer versions that may be published meanwhile, the oldest first. The instance may fetch them into its memory
-    while it decodes. The samples do not depend on it."""
+    """Newer versions that may be published during the request, the oldest first. The instance may fetch them into its
+    memory while it decodes. The samples do not depend on it."""
     prompts: str
     """URI of the materialised dataset."""
     samples: list[SampleTask] = Field(min_length=1)
@@ -128,7 +128,7 @@ class GenerationRequest(BaseRequest):
     """For each such sink, the newest part that the sender knows. This part and earlier ones are skipped: their samples
     are finished and not requested, or `resume_from` names them."""
     flush_seconds: float = Field(default=5.0, gt=0)
-    """Longest time that generated tokens stay in the instance's memory only."""
+    """Longest time for which generated tokens are in the instance's memory alone."""
     progress_seconds: float = Field(default=1.0, gt=0)
     """Shortest time between progress events."""
     kv_budget_tokens: int | None = Field(default=None, ge=1)
@@ -207,8 +207,7 @@ class BatchReference(Message):
     """For each sample, the number of the part in `parts` that holds it. Empty if no two parts hold samples with the
     same prompt and index, as in one rollout."""
     factors: list[float] = Field(default=[])
-    """For each sample, what its advantages are multiplied by, after any normalisation over the batch; empty if all are
-    1."""
+    """For each sample, the factor of its advantages, after any normalisation over the batch; empty if all are 1."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -260,7 +259,7 @@ class LearnRequest(BaseRequest):
     task: Literal["learn"] = "learn"
     model: ModelSettings
     initial: WeightsReference
-    """The original model (version 0). Without a checkpoint, replay starts from it."""
+    """The original model (version 0). Without a checkpoint, a learner repeats the steps from it."""
     base: WeightsReference
     """Weights that the step starts from: version step − 1."""
     batch: BatchReference
@@ -269,9 +268,10 @@ class LearnRequest(BaseRequest):
     checkpoint_step: int = Field(default=0, ge=0)
     """Step of that checkpoint."""
     replay: list[BatchReference] = Field(default=[])
-    """Batches of the steps after the checkpoint and before this one, for a learner without the state in memory."""
+    """Batches of the steps after the checkpoint and before this one. A learner without the state in memory repeats
+    these steps."""
     replay_settings: dict[int, StepSettings] = Field(default={})
-    """Original settings of replayed steps, by step, if they differ from this request's."""
+    """Original settings of repeated steps, by step, if they differ from this request's."""
     following: str | None = None
     """Folder of the piece journal, if `batch` is still being prepared. The learner reads the pieces in the order of
     their numbers, and learns from each as soon as it exists. `batch.samples` is known beforehand; its parts and pieces
@@ -296,7 +296,7 @@ class LearnRequest(BaseRequest):
     is not alone, if `save_checkpoint` is set, or if the host has too little memory for a copy of the weights."""
     unpublished: UnpublishedVersion | None = None
     """Version `base`, if its request was cut after `learnt`. The learner publishes it beside this step, unless that is
-    done, and reports `published`. `done` and `learnt` of this step come later than that."""
+    done, and reports `published`. `done` and `learnt` of this step come later."""
     gang: Gang | None = None
     """The instances that take the step together; None if a single one takes it."""
 

@@ -23,12 +23,12 @@ class DataCounts(Message):
 
     @property
     def left_out(self) -> int:
-        """Number of dropped rows."""
+        """Number of rows dropped."""
         return self.too_long + self.empty + self.answered
 
     @property
     def reasons(self) -> str:
-        """Why rows are dropped, for people: each reason with its count and its first row."""
+        """Reasons why rows were dropped, for people: each with its count and its first row."""
         return ", ".join(
             f"{getattr(self, name)} {words}" + (f" (first {self.first[name]})" if name in self.first else "")
             for name, words in _REASONS.items()
@@ -37,7 +37,7 @@ class DataCounts(Message):
 
     @property
     def remedies(self) -> str:
-        """What to do about them."""
+        """Remedies for the dropped rows."""
         text = "; ".join(remedy for name, remedy in _REMEDIES.items() if getattr(self, name))
         return text[:1].upper() + text[1:]
 
@@ -58,7 +58,7 @@ _REMEDIES = {
 
 
 class MaterializeResult(Message):
-    """Number of prompts."""
+    """The number of published prompts, and counts of the rows."""
 
     prompts: int
     dropped: int
@@ -83,13 +83,13 @@ class GenerationResult(Message):
     weights_seconds: float = 0.0
     """Seconds until the engine had the weights: zero, or for replacing others in place, or for a start."""
     weights_fetched: WeightsFetched = WeightsFetched()
-    """What that took from the store."""
+    """Counts of the files fetched for the weights."""
     shared_prefixes: dict[str, float] = Field(default={})
     """Amounts sent to and fetched from other actors: `tokens_sent`, `bytes_sent`, `seconds_sent` and the same with
-    `_fetched`, over all workers of the engine; and `seconds_waited`, in which it had nothing else to do. Empty if the
-    engine can't do this."""
+    `_fetched`, over all workers of the engine. `seconds_waited` are those in which the engine had nothing else to do.
+    Empty if the engine can't share prefixes."""
     decoding: DecodeCounts = DecodeCounts()
-    """How its tokens were decoded."""
+    """Counts of how the tokens were decoded."""
 
 
 class SampledTokens(Message):
@@ -100,7 +100,7 @@ class SampledTokens(Message):
 
 
 class GroupResult(Message):
-    """What the control plane must know about a group."""
+    """The control plane's view of a group."""
 
     prompt: int
     reward: float | None
@@ -119,7 +119,7 @@ class GroupResult(Message):
 
     @property
     def teaches(self) -> bool:
-        """Whether there is anything to learn from it by comparing its samples."""
+        """Whether comparing its samples can teach something."""
         return self.in_loss and self.spread > 0
 
 

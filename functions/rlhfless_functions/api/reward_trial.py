@@ -37,7 +37,7 @@ class RewardTrial(Message):
     prompts: int = Field(default=1, ge=1)
     """Number of the data's first prompts to answer."""
     samples: int = Field(default=1, ge=1)
-    """Responses to each."""
+    """Responses to each prompt."""
 
 
 class TriedResponse(Message):
@@ -46,14 +46,14 @@ class TriedResponse(Message):
     row: int | None
     """Row of its prompt in the data; None if the data has no such prompt."""
     prompt: str
-    """As the model sees it."""
+    """The prompt as the model sees it."""
     response: str
     tokens: int
     finish_reason: FinishReason
     terms: dict[str, float | None]
     """Each reward's value, before weighting; None if it gave none. Rewards that failed are missing."""
     reward: float | None
-    """As training would see it."""
+    """The reward as training would see it."""
 
 
 class TriedReward(Message):
@@ -69,7 +69,7 @@ class TriedReward(Message):
     mean_seconds: float | None = None
     """Seconds of the other calls, if there were any."""
     error: str | None = None
-    """Why it failed."""
+    """Reason why the reward failed."""
 
 
 class RewardTrialResult(Message):
@@ -78,4 +78,4 @@ class RewardTrialResult(Message):
     responses: list[TriedResponse] = Field(default=[])
     rewards: list[TriedReward] = Field(default=[])
     error: str | None = None
-    """Why nothing could be scored at all."""
+    """Reason why nothing could be scored."""
