@@ -2,6 +2,16 @@
 
 A published folder is immutable and exists whole or not at all: its `manifest.json`, with every file's size and
 checksum, is written last. A crash leaves only files that no manifest names, which `sweep` removes.
+
+- `files`: read, write, list and remove single files.
+- `manifest`: the sizes and checksums of a published folder.
+- `publication`: publish a folder. `uploads`: publish to an object store. `sweeping`: remove files without an owner.
+- `retrieval`: get a published folder onto the local disk. `copies`: keep it there.
+- `arriving`: use a folder while it is fetched.
+- `deltas`: the changes of a file since another version.
+- `peers`: fetch from other instances. `line`: find them. `relaying`: pass a folder on to them.
+- `counting`: count the fetched bytes and files.
+- `errors`: errors of the store, with the remedy.
 """
 
 from rlhfless_functions.artifacts.arriving import Arriving, BegunAgainError

@@ -1,7 +1,7 @@
-"""A published folder while it is being fetched: the beginning of a file can be used before its end is there.
+"""A published folder that is being fetched: the beginning of a file can be used before its end has arrived.
 
-What is read early is not checked yet. It may be used only once `Arriving.result` has returned, and only if no file was
-begun again (`Arriving.sound`).
+Bytes that are read early are not checked yet. Use them only once `Arriving.result` has returned, and only if no file
+was begun again (`Arriving.sound`).
 """
 
 import threading
@@ -13,11 +13,11 @@ _Read = TypeVar("_Read")
 
 
 class BegunAgainError(Exception):
-    """A file was begun again after some of it had been read: what was read may be damaged."""
+    """A file was begun again after some of it had been read: the bytes that were read may be damaged."""
 
 
 class Arriving:
-    """One folder that a thread of its own fetches. All methods may be called by any thread.
+    """A folder that a thread of its own fetches. Any thread may call all methods.
 
     Args:
         fetch: fetches the folder, reports to this object meanwhile, and returns the complete, checked folder.
@@ -29,7 +29,7 @@ class Arriving:
         self._folder: Path | None = None
         self._names: frozenset[str] = frozenset()
         self._lengths: dict[str, int] = {}
-        """Bytes of each file that are there, from its beginning."""
+        """Bytes of each file that have arrived, from its beginning."""
         self._complete: set[str] = set()
         self._all_there = False
         self._again = False
@@ -40,32 +40,32 @@ class Arriving:
     # --- what the fetching thread reports ---
 
     def begins(self, folder: Path, names: Collection[str], *, all_there: bool = False) -> None:
-        """The files of this folder appear; or are all there, and are still to be checked."""
+        """Record the files of this folder. They appear one by one, or all are there and only unchecked."""
         with self._changed:
             self._folder, self._names, self._all_there = folder, frozenset(names), all_there
             self._changed.notify_all()
 
     def moved(self, folder: Path) -> None:
-        """The folder has another name now."""
+        """Record the folder's new name."""
         with self._changed:
             self._folder = folder
             self._changed.notify_all()
 
     def began(self, name: str) -> None:
-        """A file is written from its beginning."""
+        """Record that a file is written from its beginning, perhaps once more."""
         with self._changed:
             self._again = self._again or bool(self._lengths.get(name))
             self._lengths[name] = 0
             self._changed.notify_all()
 
     def grew(self, name: str, length: int) -> None:
-        """So many bytes of a file are there, from its beginning."""
+        """Record how many bytes of a file have arrived, from its beginning."""
         with self._changed:
             self._lengths[name] = length
             self._changed.notify_all()
 
     def completed(self, name: str) -> None:
-        """A file is complete and checked."""
+        """Record that a file is complete and checked."""
         with self._changed:
             self._complete.add(name)
             self._changed.notify_all()
@@ -86,7 +86,7 @@ class Arriving:
 
     @property
     def ended(self) -> bool:
-        """Whether the folder is complete, or fetching it has failed."""
+        """Whether fetching it has ended, well or not."""
         with self._changed:
             return self._result is not None or self._error is not None
 
@@ -98,7 +98,7 @@ class Arriving:
 
     @property
     def all_there(self) -> bool:
-        """Whether all files were there from the beginning, and are at most still to be checked."""
+        """Whether all files were there from the beginning. They may still be unchecked."""
         with self._changed:
             return self._all_there
 
@@ -109,7 +109,7 @@ class Arriving:
             return not self._again
 
     def names(self) -> frozenset[str]:
-        """The folder's files, as soon as they are known; empty if they are known only when it is complete.
+        """Return the folder's file names as soon as they are known; empty if they are known only once it is complete.
 
         Raises:
             Exception: what fetching raised.
@@ -140,7 +140,7 @@ class Arriving:
             self._wait(lambda: self._has(name))
 
     def read(self, function: Callable[[Path], _Read]) -> _Read:
-        """What a function reads in the folder, which may get another name meanwhile.
+        """Return the result of a function that reads the folder, which may be renamed meanwhile.
 
         Raises:
             Exception: what the function or fetching raised.
@@ -161,7 +161,7 @@ class Arriving:
                         self._wait(lambda: self._folder != folder)  # noqa: B023
 
     def result(self) -> Path:
-        """The complete, checked folder.
+        """Return the complete, checked folder.
 
         Raises:
             Exception: what fetching raised.

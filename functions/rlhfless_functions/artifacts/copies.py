@@ -1,7 +1,8 @@
-"""Local copies of what is in a store that is no file system of this machine.
+"""Local copies of content from a store that is not a file system of this machine.
 
-They are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files. The last four, and those used in
-the last ten minutes, stay. A copy is named by a digest of what it is a copy of, and exists whole or not at all.
+They are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files. The four newest stay, and so do
+those that were used in the last ten minutes. The name of a copy is a digest of its source. It exists whole or not at
+all.
 """
 
 import hashlib
@@ -21,10 +22,10 @@ _PART = ".part-"
 
 
 def cache_folder() -> Path:
-    """Where copies are; made if it is not there.
+    """Return the folder of the copies; create it if it is missing.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be made.
+        ArtifactUnwritableError: if it can't be created.
     """
     cache = Path(os.environ.get("RLHFLESS_CACHE") or Path(tempfile.gettempdir()) / f"rlhfless-cache-{os.getuid()}")
     with writing(str(cache)):
@@ -33,11 +34,11 @@ def cache_folder() -> Path:
 
 
 def copy_place(uri: str, identity: bytes) -> Path:
-    """Where the copy of a folder is, or would be.
+    """Return the place of a folder's copy, whether or not it exists.
 
     Args:
         uri: the folder.
-        identity: what tells its content from another: its manifest, where it has one.
+        identity: identifies the content: the manifest, if there is one.
 
     Raises:
         ArtifactUnwritableError: if there can be no copies.
@@ -46,11 +47,11 @@ def copy_place(uri: str, identity: bytes) -> Path:
 
 
 def find_copy(uri: str, part: str = "") -> Path | None:
-    """The copy of a published folder; None if there is none here, nothing is published, or it needs no copy.
+    """Return the copy of a published folder; None if there is none here, nothing is published, or it needs no copy.
 
     Args:
         uri: the folder.
-        part: asks for the copy of a part that was kept under this name.
+        part: name of a part, to find the copy of that part.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -62,18 +63,18 @@ def find_copy(uri: str, part: str = "") -> Path | None:
 
 
 def copied_digest(copy: Path) -> str:
-    """The digest of the published folder that something is a copy of, or of a part of."""
+    """Return the digest of the published folder that this is a copy of, whole or in part."""
     return copy.name.partition(_PART)[0]
 
 
 def keep_copy(folder: Path, uri: str, published: Manifest, part: str = "") -> None:
-    """Make a folder that was published the copy of what it was published as.
+    """Keep a folder that has been published, as a copy of the published one.
 
     Args:
-        folder: on the file system of the copies; it is gone afterwards.
-        uri: where it is published.
+        folder: a folder on the file system of the copies. It is moved.
+        uri: its published place.
         published: its manifest.
-        part: a name for the copy, where the folder has only a part of the files. Readers never take it for the whole.
+        part: name of the copy if the folder has only some of the files. Readers never take it for the whole.
 
     Raises:
         ArtifactUnwritableError: if that cannot be done.
@@ -89,7 +90,7 @@ def _part_of(place: Path, part: str) -> Path:
 
 
 def settle(folder: Path, place: Path) -> None:
-    """Give a finished copy its name; nothing happens if another process has made the same meanwhile.
+    """Give a finished copy its name. Do nothing if another process has made the same copy meanwhile.
 
     Raises:
         OSError: if the file system refuses it.
@@ -104,7 +105,7 @@ def settle(folder: Path, place: Path) -> None:
 
 
 def forget_old_copies() -> None:
-    """Remove copies that are neither among the last few nor recently used, and what was broken off.
+    """Remove copies that are neither among the last used nor recently used, and unfinished copies.
 
     Raises:
         ArtifactUnwritableError: if there can be no copies.

@@ -1,11 +1,12 @@
-"""What changed in a file since another one, in few bytes, without loss.
+"""The changes of a file since another version, in few bytes and without loss.
 
-The two are combined bit by bit (XOR), which leaves zeros where nothing changed and small numbers where a weight moved
-little. The bytes of each number are then put apart, first all first bytes, then all second ones, and compressed with
-zstd: sign, exponent and high bits of a weight hardly ever change, and are long runs of zeros when they are together.
+The two versions are combined bit by bit (XOR). This leaves zeros where nothing changed, and small numbers where a
+weight changed little. The bytes of the numbers are then regrouped, all first bytes before all second ones, and
+compressed with zstd. The sign, the exponent and the high bits of a weight hardly ever change, so regrouping gives long
+runs of zeros.
 
-A delta says nothing of what it was made of, nor whether it is sound: its reader compares checksums, first of the delta
-and then of the file that comes out.
+A delta does not name its base and has no checksum of its own. Its reader checks the delta first, and then the file that
+it gives.
 """
 
 import struct
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 WORTH = 0.8
-"""Share of the file's size above which a delta is of no use: it has to be read and applied, too."""
+"""Share of the file's size above which a delta does not pay: reading and applying it takes time too."""
 
 _HEADER = struct.Struct("<16sBQ")
 _MAGIC = b"rlhfless-delta-1"
@@ -27,9 +28,9 @@ _BLOCK = 4 * 2**20
 _SAMPLE = 2**18
 _WIDTHS = (1, 2, 4)
 _WORKERS = 4
-"""Threads: compressing and XOR let go of the interpreter's lock."""
+"""Number of threads. Compression and XOR release the interpreter's lock."""
 _AHEAD = 4 * _WORKERS
-"""Blocks that are in memory at once."""
+"""Most blocks in memory at once."""
 
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _Given = TypeVar("_Given")
@@ -37,18 +38,19 @@ _Made = TypeVar("_Made")
 
 
 def write_delta(base: Path, new: Path, delta: Path) -> bool:
-    """Write what changed from one file to another.
+    """Write the changes from one file to another.
 
-    Numbers of one, two and four bytes are tried on a part in the middle, and what makes that smallest is taken.
+    Numbers of one, two and four bytes are tried on a part in the middle. The size that compresses it best is used for
+    the whole file.
 
     Args:
-        base: what a reader has.
-        new: what the reader is to get.
-        delta: the file that is written.
+        base: the file that a reader has.
+        new: the file that the reader is to get.
+        delta: the file to write.
 
     Returns:
-        Whether it is worth reading; if not, there may be nothing at `delta`, or a part. So it is for files of
-        different sizes.
+        Whether the delta is worth reading. If not, as for files of different sizes, there may be nothing at `delta`, or
+        an unfinished file.
 
     Raises:
         OSError: if a file can't be read or written.
@@ -75,16 +77,16 @@ def write_delta(base: Path, new: Path, delta: Path) -> bool:
 
 
 def apply_delta(base: Path, delta: Path, new: Path) -> None:
-    """Make a file of another one and of what changed.
+    """Make a file from another one and its changes.
 
     Args:
-        base: the file that the delta was made against.
+        base: the file from which the delta was made.
         delta: made by `write_delta`.
-        new: the file that is written; another one than `base`.
+        new: the file to write; not `base`.
 
     Raises:
-        ValueError: if `delta` is none, is cut short, or was made against a file of another size. A base of the same
-            size that is another one is not noticed.
+        ValueError: if `delta` is not a delta, is cut short, or belongs to a file of another size. A different base of
+            the same size is not noticed.
         OSError: if a file can't be read or written.
     """
     with delta.open("rb") as file:
@@ -112,7 +114,7 @@ def _mapped(path: Path) -> _Bytes:
 
 
 def _in_order(make: Callable[[_Given], _Made], given: Iterable[_Given]) -> Iterator[_Made]:
-    """What is made of each, in their order; a few are made at a time."""
+    """Yield the result for each item, in the items' order. A few are computed at a time."""
     source = iter(given)
     with ThreadPoolExecutor(_WORKERS) as pool:
         while some := list(islice(source, _AHEAD)):
@@ -151,7 +153,7 @@ def _read_blocks(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _codec() -> Any:
-    # Instances of functions have it; the control plane, which has not, reads no weights.
+    # Instances of functions have it. The control plane does not, and reads no weights.
     import pyarrow as pa
 
     return pa.Codec("zstd", compression_level=1)

@@ -1,4 +1,4 @@
-"""What can go wrong with the store, in words that name the URI and the remedy."""
+"""Errors of the store. Their messages name the URI and the remedy."""
 
 import errno
 from collections.abc import Iterator
@@ -10,24 +10,24 @@ from rlhfless_functions.api import FailureReason
 
 
 class ArtifactError(OSError):
-    """The store cannot do what was asked."""
+    """The store can't do what it was asked for."""
 
     reason: FailureReason = "artifact_missing"
-    """The contract's failure reason for it."""
+    """The contract's reason for this failure."""
     retryable: bool = False
-    """Whether another try may succeed without anyone's doing: the store did not answer."""
+    """Whether another try may succeed without a repair, because the store did not answer."""
 
 
 class ArtifactMissingError(ArtifactError):
-    """There is nothing at the URI, or it cannot be read."""
+    """There is nothing at the URI, or it can't be read."""
 
 
 class ArtifactCorruptError(ArtifactError):
-    """What is at the URI is not what was published."""
+    """The content at the URI is not the published content."""
 
 
 class ArtifactUnwritableError(ArtifactError):
-    """The URI cannot be written: no permission, no space, no such bucket."""
+    """The URI can't be written: no permission, no space, or no such bucket."""
 
     reason: FailureReason = "artifact_unwritable"
 
@@ -35,14 +35,14 @@ class ArtifactUnwritableError(ArtifactError):
 _PASSING = {errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN,
             errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETUNREACH, errno.EPIPE, errno.ESTALE,
             errno.ETIMEDOUT}  # fmt: skip
-"""Errors of a file system in a network, or of a request that s3fs gives up."""
+"""Errors of a network file system, or of a request that s3fs gives up."""
 _WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 
 
 @contextmanager
 def reading(uri: str) -> Iterator[None]:
-    """Turn any error of a file system while `uri` is read into an ArtifactMissingError."""
+    """Turn any error of a file system during a read of `uri` into an ArtifactMissingError."""
     try:
         yield
     except ArtifactError:
@@ -61,7 +61,7 @@ def reading(uri: str) -> Iterator[None]:
 
 
 def missing_bucket(uri: str) -> str | None:
-    """What to do where the bucket of a URI cannot be found; None where it can, or where the store has none."""
+    """Return the remedy if the bucket of a URI can't be found; None if it can, or if the store has no buckets."""
     scheme, _, rest = uri.partition("://")
     bucket = rest.partition("/")[0]
     if scheme not in _WITH_BUCKETS or not bucket:
@@ -78,7 +78,7 @@ def missing_bucket(uri: str) -> str | None:
 
 @contextmanager
 def writing(uri: str) -> Iterator[None]:
-    """Turn any error of a file system while `uri` is written into an ArtifactUnwritableError."""
+    """Turn any error of a file system during a write of `uri` into an ArtifactUnwritableError."""
     try:
         yield
     except ArtifactError:
@@ -88,19 +88,19 @@ def writing(uri: str) -> Iterator[None]:
 
 
 def unwritable(uri: str, error: Exception) -> ArtifactUnwritableError:
-    """The error that says why `uri` could not be written."""
+    """Return the error that says why `uri` could not be written."""
     refusal = ArtifactUnwritableError(f"{uri} cannot be written: {_obstacle(error)}")
     refusal.retryable = _may_pass(error)
     return refusal
 
 
 def no_space(error: BaseException) -> bool:
-    """Whether the error says that a disk or quota is full, or that a file may not grow further."""
+    """Return whether a disk or quota is full, or a file may not grow further."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether an error is of a store that did not answer, rather than one of what was asked."""
+    """Return whether the store did not answer. Otherwise the request itself failed."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     if isinstance(error, OSError):

@@ -30,7 +30,7 @@ def join(base: str, *names: str) -> str:
 
 
 def local_path(uri: str) -> Path | None:
-    """The path that a URI names on this machine's file system; None for a URI of any other store."""
+    """Return the path of a URI on this machine's file system; None for a URI of any other store."""
     for scheme in ("file://", "local://"):
         if uri.startswith(scheme):
             return Path(uri.removeprefix(scheme))
@@ -38,9 +38,9 @@ def local_path(uri: str) -> Path | None:
 
 
 def remote(uri: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URI and the path in it.
+    """Return the file system of a URI, and the path in it.
 
-    Looked up anew each time: fsspec keeps the instances, and a forked child must not use its parent's.
+    It is looked up anew each time: fsspec caches the instances, and a forked child must not use its parent's.
     """
     filesystem, path = url_to_fs(uri, use_listings_cache=False)
     return filesystem, path
@@ -50,7 +50,8 @@ _of_parent: list[Any] = []
 
 
 def _leave_connections_to_parent() -> None:
-    """Keep the parent's file systems alive and unused: finalizing one would wait for a loop that did not fork."""
+    """Keep the parent's file systems alive and unused. Finalizing one would wait for an event loop that did not
+    fork."""
     for cls in _subclasses(fsspec.AbstractFileSystem):
         _of_parent.extend(cls._cache.values())
         cls._cache.clear()
@@ -68,7 +69,7 @@ os.register_at_fork(after_in_child=_leave_connections_to_parent)
 
 
 def read_bytes(uri: str) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
         ArtifactMissingError: if it is not there or cannot be read.
@@ -83,11 +84,11 @@ def read_bytes(uri: str) -> bytes:
 
 
 def read_json(uri: str) -> Any:
-    """The content of a JSON file.
+    """Return the content of a JSON file.
 
     Raises:
         ArtifactMissingError: if it is not there or cannot be read.
-        ArtifactCorruptError: if it is no JSON.
+        ArtifactCorruptError: if it is not JSON.
     """
     try:
         return json.loads(read_bytes(uri))
@@ -96,7 +97,7 @@ def read_json(uri: str) -> Any:
 
 
 def exists(uri: str) -> bool:
-    """Whether there is a file or folder.
+    """Return whether there is a file or folder.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -110,7 +111,8 @@ def exists(uri: str) -> bool:
 
 
 def list_files(uri: str) -> list[str]:
-    """URIs of all files below a folder, sorted; none if there is no folder. Files still being written are left out.
+    """Return the URIs of all files below a folder, sorted; none if there is no folder. Files still being written are
+    left out.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -119,7 +121,7 @@ def list_files(uri: str) -> list[str]:
 
 
 def walk(uri: str) -> list[str]:
-    """Paths, relative to the folder, of all files below it, those still being written included.
+    """Return the paths of all files below a folder, relative to it, including files that are still being written.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -141,10 +143,10 @@ def walk(uri: str) -> list[str]:
 
 
 def write_bytes(uri: str, data: bytes) -> None:
-    """Write a file, or replace it, atomically: a reader sees the old content or the new.
+    """Write or replace a file atomically: a reader sees either the old or the new content.
 
     Raises:
-        ArtifactUnwritableError: if it cannot be written; the old content stands.
+        ArtifactUnwritableError: if it cannot be written; the old content stays.
     """
     path = local_path(uri)
     with writing(uri):
@@ -166,7 +168,7 @@ def write_json(uri: str, value: Any) -> None:
 
 
 def create_exclusive(uri: str, data: bytes) -> bool:
-    """Write a file only if there is none. Of any number that try at once, exactly one gets True.
+    """Write a file only if there is none. Of all concurrent writers, exactly one gets True.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written.
@@ -188,7 +190,7 @@ def create_exclusive(uri: str, data: bytes) -> bool:
 
 
 def remove(uri: str) -> None:
-    """Remove a file, or a folder with all that is in it; nothing happens if there is none.
+    """Remove a file, or a folder with all of its content; do nothing if there is none.
 
     Raises:
         ArtifactUnwritableError: if it cannot be removed.
@@ -209,13 +211,14 @@ def remove(uri: str) -> None:
 
 
 def beside(path: Path) -> Path:
-    """An unused name in the same folder, recognisable as a temporary of `path`."""
+    """Return an unused name in the same folder that marks a temporary of `path`."""
     return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
 
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep a temporary from being taken for what a crash left; the kernel lets go of it with the process."""
+    """Mark a temporary as in use, so that it is not taken for the rest of a crash. The kernel removes the mark with the
+    process."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _lock(descriptor)
@@ -225,8 +228,8 @@ def held(path: Path) -> Iterator[None]:
 
 
 def make_held_beside(target: Path) -> tuple[Path, int]:
-    """A new temporary folder, and the descriptor that holds it. One that was taken for abandoned before it was held
-    is made anew."""
+    """Make a temporary folder beside the target, and return it with the descriptor that holds it. If it was taken for
+    abandoned before it was held, make another one."""
     while True:
         folder = beside(target)
         folder.mkdir(parents=True)
@@ -244,7 +247,8 @@ def _lock(descriptor: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process is at work on a temporary; where locks do not work, whether it is younger than an hour."""
+    """Return whether a process is at work on a temporary. If locks do not work, return whether it is younger than an
+    hour."""
     with _opened(path) as descriptor:
         return descriptor is not None and _is_locked(descriptor)
 
@@ -252,7 +256,7 @@ def is_held(path: Path) -> bool:
 def discard(path: Path) -> None:
     """Remove a temporary file or an empty temporary folder, unless a process is at work on it.
 
-    It is locked meanwhile: a process that is about to begin work on it sees that it is gone.
+    It is locked meanwhile, so a process that is about to use it sees that it is gone.
     """
     with _opened(path) as descriptor:
         if descriptor is not None and not _is_locked(descriptor):
@@ -273,7 +277,7 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether somebody else has it locked; locks it otherwise."""
+    """Return whether another process has locked it; lock it otherwise."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -284,7 +288,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _locked_beside(path: Path) -> tuple[Path, BinaryIO]:
-    """A new, locked temporary file. One that was taken for abandoned before it was locked is made anew."""
+    """Return a new, locked temporary file. If it was taken for abandoned before it was locked, make another one."""
     while True:
         temporary = beside(path)
         file = temporary.open("wb")

@@ -1,9 +1,9 @@
 """The line in which instances that fetch the same published folder find those that began before them.
 
-The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name
-says when that was and where the instance is reached. Names order the line. An instance fetches only from those before
-it, and from those that fetch in a chain and not in this line. So no two wait for each other, even if the clocks of
-their hosts differ.
+The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name has
+the time and the instance's address. Names order the line. An instance fetches only from the instances before it, and
+from those that fetch in a chain and not in this line. So no two wait for each other, even if the clocks of their hosts
+differ.
 """
 
 import ipaddress
@@ -20,11 +20,11 @@ from rlhfless_functions.artifacts.errors import ArtifactError
 from rlhfless_functions.artifacts.files import join, list_files, write_bytes
 
 MOST_ASKED = 3
-"""Instances of the line that one instance asks, at most."""
+"""Most instances of the line that one instance asks."""
 OLDEST_SECONDS = 600.0
-"""An instance that entered the line so much earlier is not asked: it may have ended."""
+"""Seconds after which an entry is too old: its instance may have ended, and is not asked."""
 SETTLING_SECONDS = 0.3
-"""Time from entering the line to looking at it: instances that entered a little earlier may still be writing."""
+"""Seconds between entering the line and reading it. Instances that entered a little earlier may still be writing."""
 _NAME = re.compile(r"([0-9]{13})-([0-9a-f]{12})-([0-9.]{7,15})-([0-9]{1,5})")
 
 logger = logging.getLogger(__name__)
@@ -43,17 +43,17 @@ class Line:
     """The line of one folder, as one instance sees it."""
 
     folder: str
-    """URI of the folder with the entries."""
+    """URI of the folder of entries."""
     address: str | None
     """URL of this instance's server. An instance without one can't enter, and finds no others."""
     chain: Collection[str] = ()
-    """Addresses of the instances that fetch in a chain. They enter only for the others."""
+    """Addresses of the instances that fetch in a chain. They enter the line only to be found."""
 
     def enter(self) -> list[str]:
         """Enter the line, and find the instances to fetch from.
 
         Returns:
-            Their addresses, the nearest first. None if the store can't be written or read: a warning says so.
+            Their addresses, the nearest first; none, after a warning, if the store can't be written or read.
         """
         name = entry_name(time.time(), self.address)
         if name is None:
@@ -72,7 +72,7 @@ class Line:
 
 
 def entry_name(at: float, address: str | None) -> str | None:
-    """The name of a new entry; None if no name can hold the address.
+    """Return the name of a new entry; None if no name can hold the address.
 
     Args:
         at: Unix seconds.
@@ -84,15 +84,15 @@ def entry_name(at: float, address: str | None) -> str | None:
 
 
 def sources(own: str, names: Iterable[str], chain: Collection[str] = ()) -> list[str]:
-    """The addresses that an instance may fetch from: the nearest before it in the line first, and then those of the
+    """Return the addresses from which an instance may fetch: first the nearest before it in the line, then those of the
     chain that entered after it.
 
-    An instance that entered twice keeps its first place: another one may be waiting for it since then.
+    An instance that entered twice keeps its first place, because another one may already wait for it.
 
     Args:
-        own: the name of its entry.
-        names: those in the line's folder. Names of anything else are skipped.
-        chain: addresses of those that fetch in a chain.
+        own: name of its entry.
+        names: all names in the line's folder. Names that are not entries are skipped.
+        chain: addresses of the instances that fetch in a chain.
     """
     mine = _entry(own)
     assert mine is not None

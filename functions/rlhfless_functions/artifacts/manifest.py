@@ -1,7 +1,8 @@
-"""The manifest that makes a folder a published one.
+"""The manifest, which makes a folder a published one.
 
-Checksums tell a file that was damaged or cut short, not one that was forged: who can write the file can write the
-manifest beside it. XXH3 does so many times faster than SHA-256, for which a live engine's new weights would wait.
+Checksums reveal a file that was damaged or cut short. They do not reveal a forged one: a writer of the file can write
+the manifest too. XXH3 is many times faster than SHA-256, for which a live engine would wait at each update of its
+weights.
 """
 
 import hashlib
@@ -40,38 +41,38 @@ class ManifestEntry:
     checksum: str
     """Algorithm and hexadecimal digest, such as `xxh3-128:99aa06d3014798d86001c324468d497f`."""
     stored: str | None = None
-    """Where the file is, relative to the folder, if an interrupted publication had taken its own name."""
+    """Place of the file, relative to the folder, if an interrupted publication had taken its own name."""
 
     @staticmethod
     def of(path: Path) -> "ManifestEntry":
-        """Size and checksum of a local file."""
+        """Return the size and the checksum of a local file."""
         return ManifestEntry(path.stat().st_size, _checksum(path))
 
     def describes(self, path: Path) -> bool:
-        """Whether a local file has this checksum."""
+        """Return whether a local file has this checksum."""
         return _checksum(path) == self.checksum
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What changed in a published folder since another one, for readers that have a copy of that."""
+    """The changes of a published folder since another one, for readers that have a copy of the other."""
 
     base: str
-    """Digest of the other folder's URI and manifest: the name of its copies."""
+    """Digest of the other folder's URI and manifest. Its copies have this name."""
     files: dict[str, ManifestEntry]
-    """By the file's path, the delta that makes it of the other folder's file of that path; see `deltas`. Files that
-    are as they were, and those of which a delta would be hardly smaller, are not there."""
+    """For each path, the delta that makes its file from the other folder's file of the same path; see `deltas`.
+    Unchanged files are missing, and so are files whose delta would hardly be smaller."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a published folder consists of, by path relative to it."""
+    """The files of a published folder, by path relative to it."""
 
     files: dict[str, ManifestEntry]
     delta: Delta | None = None
 
     def dump(self) -> bytes:
-        """Its JSON form."""
+        """Return its JSON form."""
         content: dict[str, Any] = {"format": _FORMAT, "files": _dumped(self.files)}
         if self.delta is not None:
             content["delta"] = {"base": self.delta.base, "files": _dumped(self.delta.files)}
@@ -82,7 +83,7 @@ class Manifest:
         """Read the JSON form.
 
         Raises:
-            ValueError: for anything else.
+            ValueError: it is not a manifest.
         """
         try:
             content = json.loads(data)
@@ -95,7 +96,7 @@ class Manifest:
 
 
 def manifest(uri: str) -> Manifest | None:
-    """The manifest of a folder; None if nothing has been published there.
+    """Return the manifest of a folder; None if nothing has been published there.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -115,7 +116,7 @@ def manifest(uri: str) -> Manifest | None:
 
 
 def is_published(uri: str) -> bool:
-    """Whether the folder has been published.
+    """Return whether the folder has been published.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
@@ -124,19 +125,19 @@ def is_published(uri: str) -> bool:
 
 
 def entries(folder: Path, names: Collection[str]) -> dict[str, ManifestEntry]:
-    """Sizes and checksums of files in a local folder; large ones are read in threads."""
+    """Return sizes and checksums of files in a local folder. Threads read the large ones."""
     return dict(zip(names, _in_threads(ManifestEntry.of, [folder / name for name in names]), strict=True))
 
 
 def damaged(folder: Path, files: Mapping[str, ManifestEntry]) -> list[str]:
-    """Names of the files in a local folder that do not have their entries' checksums."""
+    """Return the names of the files in a local folder that differ from their entries' checksums."""
     paths = {folder / name: entry for name, entry in files.items()}
     sound = _in_threads(lambda path: paths[path].describes(path), list(paths))
     return [name for name, is_sound in zip(files, sound, strict=True) if not is_sound]
 
 
 def remedy(uri: str) -> str:
-    """What to do about a published folder that is damaged."""
+    """Return the remedy for a published folder that is damaged."""
     return f"remove {uri} so that it is made again, or restore it from a copy"
 
 

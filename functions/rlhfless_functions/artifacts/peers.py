@@ -1,9 +1,9 @@
-"""Fetching the files of a published folder from another instance that has it, or is fetching it.
+"""Fetching the files of a published folder from another instance that has the folder or is fetching it.
 
 The driver names instances that it knows in a chain. The others find each other in a line; see `line`.
 
-Nothing depends on the other instance. What it sends is used if it has the manifest's size and checksum, and after a
-first fault it is asked for nothing more of this folder.
+Nothing depends on the other instance. A file from it is used if it has the manifest's size and checksum. After a first
+fault it is asked for nothing more of this folder.
 """
 
 import hashlib
@@ -24,11 +24,12 @@ from rlhfless_functions.artifacts.manifest import ManifestEntry
 from rlhfless_functions.artifacts.relaying import STUCK_SECONDS
 
 PATH = "/v1/copies"
-"""Where instances pass copies on: `PATH/COPY` says whether one does, and `PATH/COPY/FILE` is a file."""
+"""Path at which instances pass copies on. `PATH/COPY` tells whether an instance does, and `PATH/COPY/FILE` is a
+file."""
 PATIENCE_SECONDS = 2.0
-"""How long the nearest instance of the chain may take to begin fetching: its request may be a little later."""
+"""Seconds that the nearest instance of the chain has to begin fetching: its request may be a little later."""
 ANSWER_SECONDS = 2.0
-"""How long an instance may take to say whether it has a version."""
+"""Seconds that an instance has to say whether it has a version."""
 LEAST_RATE = 2**18
 """Bytes a second below which a transfer is given up."""
 _MOST_ASKED = 8
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class PeerError(Exception):
-    """An instance did not send what was asked for."""
+    """An instance did not send what it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,21 @@ class Sources:
     """Instances to fetch from."""
 
     addresses: Sequence[str] = ()
-    """URLs of their servers, the nearest in the chain first; the store alone if empty."""
+    """URLs of their servers, the nearest in the chain first; if empty, the store is the only source."""
     token: str = ""
-    """The job's."""
+    """The job's token."""
     line: Line | None = None
-    """Where the instance meets others that fetch the same folder, once it begins."""
+    """The line in which the instance finds others that fetch the same folder."""
 
     @staticmethod
     def of_chain(chain: Sequence[str], own: str | None, token: str, line: str | None = None) -> "Sources":
-        """Those before an instance in a chain. An instance that is not in it fetches from others in the line.
+        """Return the instances before an instance in a chain. An instance outside the chain fetches from others in the
+        line.
 
         Args:
-            chain: addresses.
-            own: this instance's.
-            token: the job's.
+            chain: addresses of the chain.
+            own: address of this instance.
+            token: the job's token.
             line: URI of the line's folder, if there is one.
         """
         addresses = chain[: chain.index(own)][::-1] if own in chain else ()
@@ -68,13 +70,13 @@ class Sources:
 
 
 def copy_token(token: str, copy: str) -> str:
-    """What a request for a copy is sent with.
+    """Return the token that a request for a copy carries.
 
-    An address in a line may be anyone's who can write the job's artifacts. They learn a token that is good for the copy
-    of one folder, and not the job's own.
+    Anyone who can write the job's artifacts can put an address into a line. Such an address learns a token that is good
+    for the copy of one folder, and not the job's own token.
 
     Args:
-        token: the job's.
+        token: the job's token.
         copy: name of the copy.
     """
     return hmac.new(token.encode(), f"{PATH}/{copy}".encode(), hashlib.sha256).hexdigest()
@@ -84,7 +86,7 @@ class Peer:
     """The instance that one folder is fetched from, until it fails.
 
     Args:
-        sources: where to look for one.
+        sources: the instances to ask.
         copy: name of the folder's copies.
     """
 
@@ -95,16 +97,16 @@ class Peer:
         self.refused = 0
         """Instances that failed, with or without a transfer."""
         earlier = sources.line.enter() if sources.line is not None else []
-        # Those in the line have begun.
+        # The instances in the line have begun already.
         self._address = self._found(sources.addresses, PATIENCE_SECONDS) or self._found(earlier, 0.0)
 
     def fetch(
         self, name: str, entry: ManifestEntry, target: Path, grew: Callable[[str, int], None] | None = None
     ) -> bool:
-        """Fetch a file whole and sound; False if that failed now or before, and `target` may then hold anything.
+        """Fetch a whole and sound file. Return False if that failed now or before; `target` may then hold anything.
 
         Args:
-            grew: told the file's name and how many of its bytes are there.
+            grew: called with the file's name and the number of bytes that have arrived.
 
         Raises:
             OSError: if `target` cannot be written.
@@ -127,11 +129,12 @@ class Peer:
         return True
 
     def _found(self, addresses: Sequence[str], patience: float) -> str | None:
-        """The first instance that has the folder or is fetching it.
+        """Return the first instance that has the folder or is fetching it.
 
         Args:
-            addresses: the nearest first. It is asked alone, and the others at once if it has not got the folder.
-            patience: seconds that the nearest is given to begin.
+            addresses: addresses, the nearest first. The nearest is asked alone. If it does not have the folder, the
+                others are asked at once.
+            patience: seconds that the nearest has to begin.
         """
         nearest, others = addresses[:1], addresses[1:_MOST_ASKED]
         if nearest:
@@ -150,7 +153,7 @@ class Peer:
         return None
 
     def _passes_on(self, address: str, patience: float = 0.0) -> bool:
-        """Whether an instance has the folder or is fetching it, or begins to in time."""
+        """Return whether an instance has the folder, is fetching it, or begins to in time."""
         until = time.monotonic() + patience
         try:
             while not self._has(address):
@@ -187,7 +190,7 @@ class Peer:
                 if received > size:
                     raise PeerError(f"it sends more than {size} bytes")
                 file.write(data)
-                # In-order growth is what this process passes on itself.
+                # This process passes the file on as it grows, so it must grow in order.
                 file.flush()
                 if grew is not None:
                     grew(name, received)

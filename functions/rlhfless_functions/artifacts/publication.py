@@ -23,16 +23,16 @@ _FLUSHES = 8
 
 @contextmanager
 def publish(uri: str, *, since: str | None = None) -> Iterator[Path]:
-    """Give a local folder to write into; on leaving, its files are published at `uri`.
+    """Give a local folder to write into, and publish its files at `uri` at the end of the block.
 
-    After an exception nothing is published. Where something has been published before, it stands, and the new files
-    are dropped: a published folder is immutable.
+    After an exception nothing is published. If `uri` has been published before, it stays as it is and the new files are
+    dropped, because a published folder is immutable.
 
     Args:
         uri: the folder.
         since: another published folder that readers of this one are likely to have, such as the version before. In a
-            store that is no file system of this machine, what changed since then is published, too, where this machine
-            has a copy of it, and a copy of the new folder is kept here.
+            store that is not a file system of this machine, the changes since then are published too, if this machine
+            has a copy of it. A copy of the new folder is then kept here.
 
     Raises:
         ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
@@ -74,7 +74,7 @@ def _move(folder: Path, target: Path) -> None:
             return
         if not target.is_dir():
             raise
-        # The folder has files of someone else's: ours join them, the manifest last.
+        # The folder has another publisher's files. Ours join them, the manifest last.
         for name in [*names, MANIFEST]:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).replace(target / name)
@@ -82,7 +82,7 @@ def _move(folder: Path, target: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Make a file's content, or a folder's names, outlast a power failure."""
+    """Make a file's content, or a folder's names, survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The copies of published folders that other instances may fetch from this process, finished or still being fetched.
+"""The copies of published folders that this process passes on to other instances, finished or still being fetched.
 
 A file is passed on while it grows. Its reader compares the checksum with the manifest, which it has from the store.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from rlhfless_functions.artifacts.manifest import ManifestEntry
 
 STUCK_SECONDS = 10.0
-"""How long a file may stop growing before its transfer is given up, on both sides."""
+"""Seconds without growth after which the transfer of a file is given up, on both sides."""
 _KEPT = 4
 _CHUNK = 2**18
 _POLL_SECONDS = 0.01
@@ -22,14 +22,14 @@ _POLL_SECONDS = 0.01
 
 @dataclass
 class Relayed:
-    """One folder that this process passes on."""
+    """A folder that this process passes on."""
 
     files: dict[str, ManifestEntry]
-    """Those of its manifest; no other is passed on."""
+    """Files of its manifest. No other file is passed on."""
     folder: Path
-    """Where they are at the moment."""
+    """Present folder of the files."""
     given_up: bool = False
-    """Whether they will not be complete."""
+    """Whether the files will never be complete."""
 
 
 _relayed: dict[str, Relayed] = {}
@@ -37,12 +37,12 @@ _changing = threading.Lock()
 
 
 def relay(copy: str, files: dict[str, ManifestEntry], folder: Path) -> Relayed:
-    """Pass a folder on from now. The folders before the last few are passed on no more.
+    """Pass a folder on from now. Only the newest few folders are passed on.
 
     Args:
-        copy: name of its copies.
-        files: its files, by path.
-        folder: where they are, or appear.
+        copy: name of the folder's copies.
+        files: the folder's files, by path.
+        folder: local folder in which the files are or appear.
     """
     with _changing:
         _relayed.pop(copy, None)
@@ -53,15 +53,15 @@ def relay(copy: str, files: dict[str, ManifestEntry], folder: Path) -> Relayed:
 
 
 def relayed(copy: str) -> Relayed | None:
-    """The folder with this name of its copies; None if this process does not pass it on."""
+    """Return the folder whose copies have this name; None if this process does not pass it on."""
     found = _relayed.get(copy)
     return found if found is not None and not found.given_up else None
 
 
 async def growing_file(relayed: Relayed, name: str, stopped: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The bytes of a file of the manifest, as they appear.
+    """Yield the bytes of a file of the manifest as they arrive.
 
-    They end early if the folder is given up, the file stops growing, or `stopped` says so.
+    They end early if the folder is given up, the file stops growing, or `stopped` returns True.
     """
     left = relayed.files[name].size
     grew = time.monotonic()

@@ -39,32 +39,33 @@ from rlhfless_functions.artifacts.peers import Peer, Sources
 from rlhfless_functions.artifacts.relaying import relay
 
 _RANGE = 4 * 2**20
-"""Bytes that are asked for at a time, at first: on a slow link the beginning of a file is soon there."""
+"""Bytes of a first request. On a slow link the beginning of a file arrives soon."""
 _MOST_RANGE = 32 * 2**20
 _RANGES_AHEAD = 4
 _MOST_RANGES_AHEAD = 8
 _QUICK_SECONDS = 0.25
-"""If a range takes no longer than this, larger ones are asked for, and more at a time: on a fast link most of the time
-would go into asking."""
+"""If a range takes no longer than this, larger and more ranges are requested at a time. On a fast link most of the time
+would otherwise go into requests."""
 
 logger = logging.getLogger(__name__)
 
 
 _making: WeakValueDictionary[Path, threading.Lock] = WeakValueDictionary()
-"""By copy, held while one thread makes it: the others of this process wait, and find it."""
+"""A lock for each copy, held by the thread that makes it. Other threads of this process wait, and then find the
+copy."""
 _under_way: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
-"""By URI."""
+"""Folders being fetched, by URI."""
 _beginning = threading.Lock()
-"""Of the two above."""
+"""Lock of the two above."""
 
 
 def arrive(uri: str, *, sources: Sources | None = None) -> Arriving:
-    """Begin to fetch a folder, published or a user's own, from a store that is no file system of this machine.
+    """Begin to fetch a folder, published or a user's own, from a store that is not a file system of this machine.
 
-    If this process is fetching it already, that one is returned.
+    If this process already fetches the folder, return that fetch.
 
     Args:
-        sources: as those of `local_folder`.
+        sources: see `local_folder`.
     """
     with _beginning:
         under_way = _under_way.get(uri)
@@ -83,22 +84,24 @@ def local_folder(
     sources: Sources | None = None,
     arriving: Arriving | None = None,
 ) -> Path:
-    """A published folder on the local disk: itself where it is local, else a copy, which is kept for the next time.
+    """Return a published folder on the local disk: the folder itself if it is local, otherwise a copy, which is kept
+    for the next time.
 
-    `copies` says where, and for how long. A copy's checksums are taken when it is made. Where there is a copy of the
-    folder that this one was published as a change of, only what changed is fetched.
+    `copies` says where, and for how long. A copy's checksums are verified when it is made. If this folder was published
+    with the changes since another one, and there is a copy of that, only the changes are fetched.
 
     Args:
         uri: the folder.
-        verify: compare a local folder's sizes and checksums with its manifest, too.
-        published: if False, a folder without a manifest, such as a model of the user's own, is taken as it is.
-        sources: other instances to fetch a published folder from before the store is read; see `peers`. Unless this
-            is None, this process passes the folder on to others.
-        arriving: told how far the files of a published folder are.
+        verify: whether to compare a local folder, too, with its manifest.
+        published: whether the folder must have a manifest. Otherwise a folder without one, such as the user's own
+            model, is used as it is.
+        sources: other instances from which to fetch a published folder, before the store is read; see `peers`. Unless
+            it is None, this process passes the folder on.
+        arriving: is told of the progress of a published folder's files.
 
     Raises:
         ArtifactMissingError: if it does not exist or has not been published.
-        ArtifactCorruptError: if a file is missing, or is not what was published.
+        ArtifactCorruptError: if a file is missing, or differs from the published one.
         ArtifactUnwritableError: if the copy cannot be written.
     """
     found = manifest(uri)
@@ -144,7 +147,7 @@ def _cached(uri: str, found: Manifest | None, sources: Sources | None, arriving:
     with _beginning:
         under_way = _under_way.get(uri) if arriving is None else None
     if under_way is not None and not under_way.ended:
-        # It may come from other instances, which this caller need not know. Where that fails, it tries itself.
+        # It may come from instances that this caller does not know. If that fails, the caller tries itself.
         with suppress(Exception):
             if under_way.result() == place:
                 return place
@@ -190,19 +193,19 @@ def _make_copy(
 
 @contextmanager
 def _relaying(place: Path, found: Manifest, folder: Path) -> Iterator[None]:
-    """Pass a copy on while it is made; readers that have begun lose it if that fails."""
+    """Pass a copy on while it is made. If that fails, its readers lose it."""
     relayed = relay(place.name, found.files, folder)
     try:
         yield
     except BaseException:
         relayed.given_up = True
         raise
-    # It gets its name next. Readers that have a file open go on reading it.
+    # It gets its name next. Readers with an open file continue.
     relayed.folder = place
 
 
 def _listing(uri: str) -> list[tuple[str, object, object]]:
-    """What tells one state of a folder without a manifest from another."""
+    """Return data that differ between states of a folder without a manifest."""
     filesystem, base = remote(uri)
     return [
         (name, info.get("size"), info.get("ETag") or info.get("mtime") or info.get("created"))
@@ -225,7 +228,7 @@ def _fetch_published(
 
 
 def _make_of(base: Path, uri: str, found: Manifest, folder: Path) -> set[str]:
-    """Make the files of a copy that can be made of another one's; returns their names."""
+    """Make the files of a copy that another copy and deltas give, and return their names."""
     assert found.delta is not None
     deltas = found.delta.files
     made = set()
@@ -278,9 +281,9 @@ def _fetch_files(
     peer: Peer | None = None,
     arriving: Arriving | None = None,
 ) -> None:
-    """Fetch files whole; where there is a manifest, what they should be is compared. A peer is asked first.
+    """Fetch whole files. If there is a manifest, they must match it. A peer is asked first.
 
-    Large files that are used as they arrive come one after the other, each from its beginning.
+    Large files that are used while they arrive are fetched one after the other, each from its beginning.
     """
     filesystem, base = remote(uri)
     grew = arriving.grew if arriving is not None else None
@@ -304,7 +307,7 @@ def _fetch_files(
                     and found is not None
                     and _get_in_order(filesystem, join(base, stored), name, found[name], copy, grew)
                 ):
-                    # It may fill the file in any order, and what was read before may be what is amiss.
+                    # A plain fetch may fill the file in any order, and earlier bytes may be the damaged ones.
                     began(name)
                     filesystem.get_file(join(base, stored), str(copy))
         except ArtifactMissingError as error:
@@ -333,10 +336,10 @@ def _fetch_files(
 def _get_in_order(
     filesystem: Any, path: str, name: str, entry: ManifestEntry, copy: Path, grew: Callable[[str, int], None] | None
 ) -> bool:
-    """Fetch a file from its beginning to its end, to pass it on meanwhile: a store may fill a file in any order.
+    """Fetch a file in order, to pass it on meanwhile: a store may fill a file in any order.
 
     Returns:
-        Whether that went well. What is wrong is for a plain fetch to say.
+        Whether it succeeded. A plain fetch afterwards reports the error.
     """
     under_way: deque[tuple[float, Future[bytes]]] = deque()
     asked = written = 0

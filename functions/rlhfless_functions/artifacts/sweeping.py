@@ -1,4 +1,4 @@
-"""Garbage collection: removes everything that is not named."""
+"""Garbage collection: removes all files that are not to be kept."""
 
 import os
 from collections.abc import Collection
@@ -11,15 +11,15 @@ from rlhfless_functions.artifacts.manifest import MANIFEST
 
 
 def sweep(root: str, keep: Collection[str]) -> list[str]:
-    """Remove every file below `root` that is not at or below one of the kept URIs, and folders left empty.
+    """Remove every file below `root` that is not at or below a kept URI, and the folders left empty.
 
-    What a crash left half-written goes, too, even of a kept URI; what a living process of this machine is writing
-    stays. Manifests go first, because an interruption must leave no manifest without its files.
+    Unfinished files of a crash are removed too, even below a kept URI. Files that a live process of this machine is
+    writing stay. Manifests are removed first, because an interruption must leave no manifest without its files.
 
     Args:
         root: the folder to clean.
-        keep: URIs of files and folders that stay, in any spelling, existing or not. In a store that is not on the
-            local disk, everything that is being published must be among them.
+        keep: URIs of the files and folders to keep, in any spelling; they need not exist. In a store that is not on the
+            local disk, they must include everything that is being published.
 
     Returns:
         URIs of the removed files, sorted.
@@ -46,7 +46,7 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
 
 
 def _place(uri: str) -> PurePosixPath:
-    """The one spelling of a URI by which it can be compared with others."""
+    """Return the one spelling of a URI, for comparisons."""
     path = local_path(uri)
     if path is not None:
         return PurePosixPath(os.path.realpath(path))

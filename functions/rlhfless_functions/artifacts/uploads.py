@@ -1,4 +1,4 @@
-"""Publishing to a store that is no file system of this machine: upload the files, then create the manifest.
+"""Publishing to a store that is not a file system of this machine: upload the files, then create the manifest.
 
 Several publishers may each upload a part of one folder. One of them creates the manifest of all parts.
 """
@@ -24,18 +24,18 @@ from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Mani
 logger = logging.getLogger(__name__)
 
 _DELTAS = ".delta"
-"""Sub-folder with what changed."""
+"""Sub-folder of the deltas."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A local folder whose files are uploaded, all of a published folder or a part of it."""
+    """A local folder whose files are uploaded: all files of a published folder, or a part of them."""
 
     folder: Path
     uri: str
     """The published folder."""
     since: str | None
-    """Another published folder. What changed since then is uploaded, too, where a copy of it is here."""
+    """Another published folder. The changes since then are uploaded too, if there is a copy of it here."""
     part: str
     """Name of this part among the parts of a folder; empty for a whole folder."""
 
@@ -43,7 +43,7 @@ class Upload:
         """Upload the files; `complete` publishes them.
 
         Returns:
-            What the manifest says of them.
+            The manifest's entries for them.
 
         Raises:
             ArtifactUnwritableError: if they cannot be written.
@@ -51,12 +51,12 @@ class Upload:
         if self.since is None:
             return Manifest(_upload(self.folder, self.uri))
         with ThreadPoolExecutor(1) as beside:
-            # Made while the files are on their way: the folder is read only once they are there.
+            # They are made while the files are uploaded. The folder's reader waits for those anyway.
             changes = beside.submit(self._send_changes, self.since)
             return Manifest(_upload(self.folder, self.uri), changes.result())
 
     def keep(self, published: Manifest) -> None:
-        """Keep the folder as a copy, to make the next version's changes from. A log entry says if that fails.
+        """Keep the folder as a copy, from which the next version's deltas are made. A failure is only logged.
 
         Args:
             published: the manifest that was created.
@@ -69,7 +69,7 @@ class Upload:
             logger.warning("no copy of %s is kept, and the next version is published in full: %s", self.uri, error)
 
     def _send_changes(self, since: str) -> Delta | None:
-        """Publishing continues without it if it can't be made."""
+        """Upload deltas. If they can't be made, return None, and the folder is published without them."""
         try:
             base = find_copy(since, self.part)
             if base is None:
@@ -95,11 +95,11 @@ class Upload:
 
 @contextmanager
 def uploading(uri: str, *, since: str | None = None, part: str = "") -> Iterator[Upload]:
-    """Give a local folder for files that are to be uploaded; it is removed on leaving, unless it is kept as a copy.
+    """Give a local folder for files to upload. It is removed at the end of the block, unless it is kept as a copy.
 
     Args:
-        uri: the folder that is published, in a store that is no file system of this machine.
-        since: see `Upload.since`; without effect where no copies can be kept.
+        uri: the folder to publish, in a store that is not a file system of this machine.
+        since: see `Upload.since`; without effect if no copies can be kept.
         part: see `Upload.part`.
 
     Raises:
@@ -118,10 +118,10 @@ def uploading(uri: str, *, since: str | None = None, part: str = "") -> Iterator
 
 
 def complete(uri: str, files: Manifest) -> bool:
-    """Publish files that have been uploaded; where something has been published before, it stands and they are removed.
+    """Publish uploaded files. If something has been published before, it stays, and the uploaded files are removed.
 
     Returns:
-        Whether it is these files that are published.
+        Whether these files are the published ones.
 
     Raises:
         ArtifactUnwritableError: if the manifest cannot be written.
@@ -136,10 +136,10 @@ def complete(uri: str, files: Manifest) -> bool:
 
 
 def combine(parts: Sequence[Manifest]) -> Manifest:
-    """The manifest of all parts of a folder. A part may lack changes; its files are then fetched whole.
+    """Return the manifest of all parts of a folder. If a part lacks deltas, its files are fetched whole.
 
     Raises:
-        ValueError: if the changes of two parts were made against different folders.
+        ValueError: if the deltas of two parts have different bases.
     """
     deltas = [part.delta for part in parts if part.delta is not None]
     if len({delta.base for delta in deltas}) > 1:
@@ -150,7 +150,7 @@ def combine(parts: Sequence[Manifest]) -> Manifest:
 
 
 def _copies(uri: str) -> Path | None:
-    """Where copies are; None where they can't be written."""
+    """Return the folder of copies; None, after a warning, if it can't be written."""
     try:
         folder = cache_folder()
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -166,7 +166,7 @@ def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
     spare = f".{uuid.uuid4().hex}"
 
     def put(name: str) -> str:
-        """Upload one file under its own name, or under a spare one if that is taken; return which."""
+        """Upload one file under its own name, or under a spare one if that is taken. Return the name."""
         for stored in (name, f"{spare}/{name}"):
             try:
                 filesystem.put_file(str(folder / name), join(base, stored), mode="create")
