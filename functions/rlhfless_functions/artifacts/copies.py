@@ -1,8 +1,8 @@
 """Local copies of content from a store that is not a file system of this machine.
 
-They are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files. The four newest stay, and so do
-those that were used in the last ten minutes. The name of a copy is a digest of its source. It exists whole or not at
-all.
+They are kept below `$RLHFLESS_CACHE`, or in the system's folder for temporary files. The four that were used last stay,
+and so do all that were used in the last ten minutes. The name of a copy is a digest of its source. It exists whole or
+not at all.
 """
 
 import hashlib

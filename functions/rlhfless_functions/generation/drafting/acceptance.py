@@ -1,4 +1,4 @@
-"""How likely drafted tokens are to be right, learnt from those that were tried."""
+"""Probabilities that drafted tokens are right, learnt from the drafts that were tried."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from rlhfless_functions.generation.drafting.index import Integers
 
 LONGEST = 64
-"""Matches that are longer count as this long."""
+"""Longest match that is told from others. Longer ones count as this long."""
 _PRIOR = np.select([np.arange(LONGEST + 1) < n for n in (1, 4, 6, 12)], [0.0, 0.3, 0.5, 0.7], default=0.85)
 _PRIOR_TRIALS = 8.0
 _FORGET = 0.999
-"""What a pass leaves of the weight of those before."""
+"""Factor of the earlier passes' weight after each pass."""
 _PROMPT_TRIALS = 4.0
 
 
@@ -34,27 +34,28 @@ class Acceptance:
         """[sequences, tokens] chance that all drafted tokens up to each are right.
 
         Args:
-            lengths: of the match of each sequence.
-            tokens: that could be drafted.
+            lengths: length of each sequence's match.
+            tokens: number of tokens that could be drafted.
         """
         chance = self._accepted / self._tried
         position = np.minimum(lengths[:, None] + np.arange(tokens), LONGEST)
         return np.cumprod(chance[position], axis=1)
 
     def factor(self, prompt: int) -> float:
-        """How much more likely drafts are to be right for this prompt than for others, at most a bit."""
+        """Return how much likelier drafts are to be right for this prompt than for others, within a small upper
+        bound."""
         known = self._prompts.get(prompt)
         if known is None:
             return 1.0
         return min(1.1, (known.accepted + _PROMPT_TRIALS) / (known.expected + _PROMPT_TRIALS))
 
     def learn(self, lengths: Integers, tried: Integers, accepted: Integers) -> None:
-        """Take in what became of a pass's drafts.
+        """Learn from a pass's drafts.
 
         Args:
-            lengths: of the match of each sequence.
+            lengths: length of each sequence's match.
             tried: tokens drafted for each, at least one.
-            accepted: how many of them were right.
+            accepted: number of them that were right.
         """
         self._accepted *= _FORGET
         self._tried *= _FORGET
@@ -65,11 +66,11 @@ class Acceptance:
             np.add.at(total, np.minimum(firsts + np.arange(len(firsts)), LONGEST), 1.0)
 
     def learn_prompt(self, prompt: int, accepted: int, expected: float) -> None:
-        """Take in what became of a sequence's drafts, by its prompt."""
+        """Learn from a sequence's drafts, by its prompt."""
         known = self._prompts.setdefault(prompt, _Prompt())
         known.accepted = 0.9 * known.accepted + accepted
         known.expected = 0.9 * known.expected + expected
 
     def forget_prompts(self) -> None:
-        """The prompts of another share follow."""
+        """Forget the prompts, because those of another share follow."""
         self._prompts.clear()

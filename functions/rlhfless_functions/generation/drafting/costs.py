@@ -1,4 +1,4 @@
-"""What a pass takes by its rows, learnt on the way, and how many drafted rows that makes worthwhile."""
+"""The seconds of a pass by its rows, learnt from earlier passes, and the number of drafted rows that pays."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRIOR_ROWS = {"cpu": 24.0, "cuda": 512.0}
-"""Rows that take as long as the pass itself does, until that has been measured. On a CPU 21 to 25 were found, for
-models of 0.3 and 26 million parameters."""
+"""Number of rows that take as long as the fixed part of a pass, until that has been measured. On a CPU 21 to 25 were
+found, for models of 0.3 and 26 million parameters."""
 PRIOR_DRAFTED = 0.25
 """Assumed cost of drafting per pass and per drafted row, as a share of their own cost, until it is measured."""
 _FORGET = 0.98
@@ -15,15 +15,17 @@ _PRIOR_WEIGHT = 0.001
 """Weight of the prior relative to the measured passes. It decides what they can't tell apart."""
 _FIT_EVERY = 4
 _SURPRISE = 1.3
-"""Passes that took longer than was expected by more than this factor count as if they had not, and likewise shorter."""
+"""Bound on how far a pass may differ from its expected time, as a factor. Passes beyond it count as if they were at
+it."""
 
 
 class PassCosts:
-    """Seconds of a pass: a + c · rows, and where tokens are drafted e + f · drafted rows more. Least squares over the
-    newest passes, which also tell apart what is drafted rows' own. It outlives runs.
+    """Seconds of a pass: a + c · rows, and with drafts another e + f · drafted rows.
+
+    The four numbers are fitted by least squares over the newest passes. They outlive runs.
 
     Args:
-        device: its type.
+        device: type of the device.
     """
 
     def __init__(self, device: str) -> None:
@@ -35,15 +37,15 @@ class PassCosts:
         self._fitted = self._shape
 
     def measured(self, rows: int, drafted: int, seconds: float) -> None:
-        """Take in a pass.
+        """Learn from a pass.
 
         Args:
-            rows: that it computed, padding included.
-            drafted: those of them that are there for drafts.
-            seconds: with what drafting took on the host.
+            rows: rows that it computed, padding included.
+            drafted: rows among them for drafts.
+            seconds: its time, drafting on the host included.
         """
         if self._passes > 8:
-            # Time of other processes is not a property of the pass.
+            # The time that other processes take is not a property of the pass.
             expected = self.seconds(rows, drafted)
             seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
         features = np.array([1.0, rows, drafted > 0, drafted])
@@ -56,12 +58,12 @@ class PassCosts:
             self._fitted = self._fit()
 
     def seconds(self, rows: int, drafted: int = 0) -> float:
-        """Of a pass; in units of its own before one has been measured."""
+        """Return the seconds of a pass, in arbitrary units before one has been measured."""
         fixed, row, drafting, draft = self._fitted.tolist()
         return float(fixed + row * rows + (drafting + draft * drafted if drafted else 0.0))
 
     def _fit(self) -> NDArray[np.float64]:
-        # In units of the prior's shape, scaled to what was measured: each unknown is then about 1.
+        # The unknowns are in units of the prior's shape, scaled to the measured passes, so each is about 1.
         products = self._products * np.outer(self._shape, self._shape)
         targets = self._targets * self._shape
         scale = targets.sum() / products.sum()
@@ -73,15 +75,16 @@ class PassCosts:
 def worthwhile(
     chances: NDArray[np.float64], sequences: int, rows: int, padded: Callable[[int], int], most: int, costs: PassCosts
 ) -> int:
-    """How many drafted tokens make the most tokens a second, the likeliest first; rows that pad a pass are free.
+    """Return the number of drafted tokens that gives the most tokens a second. The likeliest are drafted first, and
+    rows that only pad a pass are free.
 
     Args:
-        chances: [drafts] that each is kept, greatest first.
-        sequences: each gets a token anyway.
-        rows: of the pass without drafts.
-        padded: rows that a pass of so many computes.
-        most: rows that a pass may have.
-        costs: of passes.
+        chances: [drafts] chance that each is kept, greatest first.
+        sequences: number of sequences. Each gets a token anyway.
+        rows: rows of the pass without drafts.
+        padded: returns the rows that a pass computes, given those that it needs.
+        most: most rows of a pass.
+        costs: costs of passes.
     """
     least = padded(rows)
     sizes = np.arange(least, max(least, padded(min(most, rows + len(chances)))) + 1, padded(1))

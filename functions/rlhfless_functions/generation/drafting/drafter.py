@@ -1,4 +1,4 @@
-"""Drafts for the sequences of a run: what to try in the next pass, and what became of it."""
+"""Drafts for the sequences of a run: proposes those of the next pass, and learns from their outcome."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,22 +17,22 @@ from rlhfless_functions.generation.drafting.switch import Switch
 KNOWN_TOKENS = 1 << 22
 """Most tokens of known responses in an index: up to 150 MB."""
 LONGEST_DRAFT = 32
-"""Tokens drafted for a sequence in a pass, at most."""
+"""Most tokens drafted for a sequence in a pass."""
 SHORT_DRAFT = 16
-"""The same in a batch of more than so many sequences."""
+"""Most tokens drafted for a sequence in a batch of many sequences."""
 _LEAST_CHANCE = 0.05
 
 
 TokensOf = Callable[[int], tuple[int, Sequence[int], Sequence[int]]]
-"""(row) → its prompt's row, prompt tokens and response tokens."""
+"""Returns, for a row, the row of its prompt, the prompt's tokens and the response's tokens."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Tokens to try in a pass. Those of a sequence stand together, in their order."""
+    """Tokens to try in a pass. The tokens of a sequence are adjacent, in their order."""
 
     slots: Integers
-    """[drafts] row of the sequence."""
+    """[drafts] row of the sequence in the batch."""
     offsets: Integers
     """[drafts] 1 for the token behind the newest one, and so on."""
     tokens: Integers
@@ -40,22 +40,23 @@ class Drafts:
 
 @dataclass(frozen=True)
 class PassTiming:
-    """What a pass took."""
+    """The size and the time of a pass."""
 
     seconds: float
     rows: int
-    """That it computed, padding included."""
+    """Computed rows, padding included."""
     plain_rows: int
-    """That it would have computed without drafts."""
+    """Rows that it would have computed without drafts."""
     used_rows: int
-    """The ones that are not padding."""
+    """Computed rows that are not padding."""
 
 
 class DraftExperience:
-    """What an engine has learnt of drafting. It is a cache: without it drafts are worse, and tokens the same.
+    """An engine's experience with drafting. It is a cache: without it drafts are worse, and the sampled tokens are the
+    same.
 
     Args:
-        device: its type.
+        device: type of the device.
     """
 
     def __init__(self, device: str) -> None:
@@ -66,48 +67,48 @@ class DraftExperience:
 
 @dataclass
 class DraftCounts:
-    """What drafting did in a run."""
+    """Counts of drafting in a run."""
 
     tried: int = 0
-    """Tokens drafted."""
+    """Drafted tokens."""
     accepted: int = 0
-    """Those that were right."""
+    """Drafted tokens that were right."""
     judged: int = 0
-    """Those that were right, and the first wrong one of each draft."""
+    """Drafted tokens that were right, plus the first wrong one of each draft."""
     looked_up: int = 0
-    """Times that a sequence was looked up before a pass."""
+    """Number of times that drafts for a sequence were looked up before a pass."""
     matched: int = 0
-    """Times that there was something to draft for it."""
+    """Number of times that a look-up found something to draft."""
     seconds: float = 0.0
-    """Time that looking for drafts and telling what became of them took."""
+    """Seconds to look for drafts and to learn from their outcome."""
 
 
 @dataclass
 class _Rows:
-    """What is known of each row's sequence."""
+    """The state of each row's sequence."""
 
     prompts: Integers
     ends: Integers
-    """Tokens, prompt and response."""
+    """Number of tokens, prompt and response."""
     places: Integers
-    """Where the index has the token that is expected next; −1 where it has none."""
+    """Place in the index of the token that is expected next; −1 if there is none."""
     matches: Integers
-    """How many tokens match before that place."""
+    """Number of matching tokens before that place."""
     factors: NDArray[np.float64]
-    """How much likelier than by the match alone its drafts are to be right."""
+    """Factor of the chance that its drafts are right, relative to the match's length alone."""
     prompt_ends: dict[int, Sequence[int]] = field(default_factory=dict)
 
 
 class Drafter:
-    """Proposes drafts and learns from what becomes of them; see `Drafts`.
+    """Proposes drafts and learns from their outcome; see `Drafts`.
 
     Args:
-        experience: the engine's.
-        rows: sequences at a time.
+        experience: the engine's experience.
+        rows: most sequences at a time.
         sequence_tokens: longest sequence, prompt and response.
-        known_tokens: tokens of known responses that there will be, at a guess.
-        vocabulary: tokens from it on can't be drafted.
-        history: responses of earlier visits, as they come; None where there are none.
+        known_tokens: estimated number of tokens of known responses.
+        vocabulary: size of the vocabulary. Tokens from it on can't be drafted.
+        history: responses of earlier visits, as they arrive; None if there are none.
     """
 
     def __init__(
@@ -129,21 +130,21 @@ class Drafter:
         )  # fmt: skip
         self._stale = np.ones(rows, dtype=bool)
         self._expected: NDArray[np.float64] = np.zeros(rows)
-        """[rows] how many of the tokens proposed for each sequence are expected to be right."""
+        """[rows] expected number of right tokens among those proposed for each sequence."""
         self._looked = 0.0
         self.counts = DraftCounts()
         experience.acceptance.forget_prompts()
 
     def on(self, sequences: int) -> bool:
-        """Whether the next pass, of so many sequences, may have drafts; what it samples is told by `sampled` then. To
-        be asked once for each pass."""
+        """Return whether the next pass, of so many sequences, may have drafts. Ask once for each pass, and tell
+        `sampled` of the pass if it may."""
         if self._experience.switch.on(sequences):
             return True
         self._stale[:] = True
         return False
 
     def counted(self) -> dict[str, float]:
-        """What drafting did, as `DecodeCounts` has it."""
+        """Return the counts of drafting, as fields of `DecodeCounts`."""
         return {
             "drafted": self.counts.tried,
             "accepted": self.counts.accepted,
@@ -163,15 +164,15 @@ class Drafter:
         padded: Callable[[int], int],
         most: int,
     ) -> Drafts | None:
-        """What to try in the next pass, if anything.
+        """Propose the drafts of the next pass, if any.
 
         Args:
-            active: rows that have a sequence.
-            remaining: response tokens that each of them may still have, at least one.
-            tokens_of: asked of rows whose sequence is new here.
-            rows: of the pass without drafts.
-            padded: rows that a pass of so many computes.
-            most: rows that a pass may have.
+            active: rows with a sequence.
+            remaining: most further response tokens of each, at least one.
+            tokens_of: called for rows whose sequence is new here.
+            rows: rows of the pass without drafts.
+            padded: returns the rows that a pass computes, given those that it needs.
+            most: most rows of a pass.
         """
         began = time.perf_counter()
         try:
@@ -186,7 +187,7 @@ class Drafter:
             self.counts.seconds += self._looked
 
     def _seat(self, slots: list[int], tokens_of: TokensOf) -> None:
-        """Write down sequences that are new here, or that went on while drafting was off."""
+        """Record the sequences that are new here, or that continued while drafting was off."""
         row, index, acceptance = self._rows, self._index, self._experience.acceptance
         places, prompts = [], []
         seen: set[int] = set()
@@ -199,7 +200,7 @@ class Drafter:
             row.factors[slot] = acceptance.factor(prompt)
             row.prompt_ends[slot] = prompt_tokens[-MATCH:]
             self._stale[slot] = False
-            # The n-grams of a prompt are entered once for its group.
+            # A group's prompt adds its n-grams once.
             first = start + 1 if prompt not in seen else start + len(prompt_tokens)
             seen.add(prompt)
             places.append(np.arange(first, end))
@@ -208,7 +209,7 @@ class Drafter:
             index.enter(np.concatenate(places), np.repeat(prompts, [len(each) for each in places]))
 
     def _find(self, active: Integers) -> None:
-        """Look up the sequences that have no match, or one that a longer one might replace."""
+        """Look up the sequences without a match, or with one that a longer match might replace."""
         row = self._rows
         unsure = active[row.matches[active] < MATCH]
         if len(unsure):
@@ -251,14 +252,14 @@ class Drafter:
     def sampled(
         self, active: Integers, counts: Integers, tokens: Integers, drafts: Drafts | None, timing: PassTiming
     ) -> None:
-        """Take in a pass's tokens.
+        """Learn from the tokens of a pass.
 
         Args:
-            active: rows that had a sequence.
-            counts: tokens that each got, at least one.
-            tokens: all of them, those of a row together.
-            drafts: that were tried.
-            timing: of the pass.
+            active: rows with a sequence.
+            counts: number of tokens that each got, at least one.
+            tokens: all tokens; those of a row are adjacent.
+            drafts: the tried drafts.
+            timing: size and time of the pass.
         """
         began = time.perf_counter()
         learnt = self._experience
@@ -275,11 +276,11 @@ class Drafter:
             drafted = timing.rows - timing.used_rows
             learnt.costs.measured(timing.rows, drafted, timing.seconds + cost)
             cost = learnt.costs.seconds(timing.rows, drafted) - plain
-        # Tokens that were drafted would have taken their sequences as many passes more.
+        # Without drafts, the accepted tokens would have taken as many more passes.
         learnt.switch.drafted(len(active), accepted * plain / len(active), cost)
 
     def _write(self, active: Integers, counts: Integers, tokens: Integers) -> None:
-        """Let the sequences grow, and their matches with them."""
+        """Append the new tokens to the sequences, and extend their matches."""
         row, index = self._rows, self._index
         firsts = np.cumsum(counts) - counts
         within = np.arange(len(tokens)) - np.repeat(firsts, counts)
@@ -288,7 +289,7 @@ class Drafter:
         row.ends[active] += counts
         index.tokens[index.starts[active] + row.ends[active]] = SEPARATOR
         index.enter(places, np.repeat(row.prompts[active], counts))
-        # A match goes on where the newest token is what it expected; those before it had been drafted from it.
+        # A match continues if the newest token is the one that it expected. Earlier ones were drafted from it.
         expected = row.places[active] + counts
         goes_on = (row.places[active] >= 0) & (index.tokens[expected - 1] == tokens[firsts + counts - 1])
         goes_on &= index.tokens[expected] != SEPARATOR
@@ -296,7 +297,7 @@ class Drafter:
         row.matches[active] = np.where(goes_on, np.minimum(row.matches[active] + counts, LONGEST), 0)
 
     def _judge(self, active: Integers, counts: Integers, matches: Integers, drafts: Drafts) -> int:
-        """Learn from what became of the drafts; returns how many were right."""
+        """Learn from the outcome of drafts, and return how many were right."""
         slots, tried = np.unique(drafts.slots, return_counts=True)
         order = np.searchsorted(active, slots)
         right = np.minimum(counts[order] - 1, tried)
@@ -312,7 +313,7 @@ class Drafter:
         return int(right.sum())
 
     def released(self, slots: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        """Sequences have ended: their siblings may go the same way."""
+        """Keep the responses of sequences that have ended: their siblings may continue in the same way."""
         row = self._rows
         known = [
             KnownResponse(int(row.prompts[slot]), row.prompt_ends[slot], tokens)
@@ -323,6 +324,6 @@ class Drafter:
         self._stale[slots] = True
 
     def moved(self, sources: Integers, slots: Integers) -> None:
-        """Sequences have other rows now."""
+        """Record that sequences have changed their rows."""
         self._stale[slots] = True
         self._stale[sources] = True

@@ -1,6 +1,6 @@
-"""Responses of earlier steps on their way into a run's index.
+"""Responses of earlier steps that are loaded into a run's index.
 
-Only speed depends on them: files that are missing, damaged, or from another tokenizer are skipped with a line in the
+Only speed depends on them. Files that are missing, damaged, or from another tokenizer are skipped with a line in the
 log, and generation never waits for them.
 """
 
@@ -17,7 +17,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.data.draft_history import KnownResponse, read_draft_history, vocabulary_digest
 
 _KEPT_TOKENS = 1 << 22
-"""Tokens of parts that an instance caches, to read each part once."""
+"""Tokens of parts in an instance's cache, which lets it read each part once."""
 _CHUNK_TOKENS = 1 << 14
 """Tokens handed over at a time."""
 
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class HistoryCache:
-    """Parts that an instance has read, the latest used kept longest."""
+    """Parts that an instance has read. The least recently used ones are dropped first."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[str, list[KnownResponse]] = OrderedDict()
         self._tokens = 0
 
     def read(self, uri: str, tokenizer: str) -> list[KnownResponse]:
-        """The responses of a part.
+        """Return the responses of a part.
 
         Raises:
             ArtifactError: if it can't be read.
-            ValueError: if its tokens are another tokenizer's.
+            ValueError: if its tokens belong to another tokenizer.
         """
         if uri in self._parts:
             self._parts.move_to_end(uri)
@@ -53,10 +53,10 @@ class HistoryLoader:
     """Reads the responses that a run may use in a thread of its own, and passes them on in pieces.
 
     Args:
-        folders: of the steps, in the order in which they are taken in: of equal n-grams the last one's is tried.
-        prompts: rows of the run's prompts. Of the last folder everybody's responses are taken.
-        tokenizer: the engine's.
-        cache: the engine's.
+        folders: folders of the steps, in the order in which they are read. Of equal n-grams the last counts.
+        prompts: rows of the run's prompts. From the last folder, responses to any prompt are taken.
+        tokenizer: digest of the engine's tokenizer.
+        cache: the engine's cache.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class HistoryLoader:
         self._thread.start()
 
     def take(self) -> list[KnownResponse]:
-        """What has come since, a piece at a time; empty where nothing has."""
+        """Return a piece of the responses that have arrived since the last call; empty if there are none."""
         try:
             return self._found.get_nowait()
         except Empty:
             return []
 
     def wait(self) -> None:
-        """Until all has been read."""
+        """Wait until all has been read."""
         self._thread.join()
 
     def _read(self) -> None:
@@ -94,7 +94,7 @@ class HistoryLoader:
                 ):
                     self._hand_over(each for each in responses if is_last or each.prompt in self._prompts)
         except Exception as error:
-            # A thread that fails must not take anything with it but the drafts.
+            # If the thread fails, only the drafts are lost.
             self._pass_over("drafts", error)
 
     def _list(self, folder: str) -> list[str]:

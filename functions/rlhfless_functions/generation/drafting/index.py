@@ -1,8 +1,9 @@
-"""What followed the longest match of the newest tokens in sequences that are known: drafts without a model.
+"""The index of known sequences: it finds the longest match of the newest tokens, and the tokens that followed it. They
+are drafts without a model.
 
-Tables of hashes say where an n-gram was seen last: in sequences of the same prompt, and in any. A place from a table
-counts for as many tokens as really match, so a table may be small, may forget, and may name places that have been
-written over since. Everything is numpy over many sequences at once.
+Hash tables say where an n-gram was seen last, in sequences of the same prompt and in any. The number of tokens that
+really match decides how much a place from a table counts. So a table may be small, may forget, and may name places that
+have been overwritten since. All of it is numpy over many sequences at once.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,20 @@ from rlhfless_functions.data.draft_history import PROMPT_END, KnownResponse
 Integers = NDArray[np.int64]
 
 SEPARATOR = -1
-"""Between sequences. No token has this number, so neither a match nor a draft leaves its sequence."""
+"""Separates sequences. No token has this number, so neither a match nor a draft leaves its sequence."""
 MATCH = PROMPT_END
-"""Longest match that is looked for, in tokens."""
+"""Longest match, in tokens."""
 LEVELS: tuple[tuple[bool, int], ...] = ((True, 12), (True, 4), (False, 8), (False, 3))
-"""The tables: whether only sequences of the same prompt count, and n. Chosen on the quickstart's responses, with those
-of earlier visits known: 6.3 tokens a pass, against 4.3 with n = 8 alone and 6.5 with six tables."""
+"""The tables: whether only sequences of the same prompt count, and n. They were chosen on the quickstart's responses,
+with those of earlier visits known: 6.3 tokens a pass, against 4.3 with n = 8 alone and 6.5 with six tables."""
 
 _ADDED_TOKENS = 1 << 16
-"""Tokens whose n-grams are entered at a time. It limits the size of temporary arrays."""
+"""Tokens whose n-grams are entered at a time. It bounds the size of temporary arrays."""
 _WEIGHTS = np.random.default_rng(0).integers(0, 2**63, MATCH, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _FIRST_WEIGHTS: list[int] = _WEIGHTS[: max(n for _, n in LEVELS)].tolist()
 _ALL_BITS = 2**64 - 1
 _FEW = 3
-"""Sequences that are looked up one by one."""
+"""Most sequences that are looked up one by one."""
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _SALT_OF_ONE, _MIX_OF_ONE = int(_SALT), int(_MIX)
 _LENGTHS = np.array([n for _, n in LEVELS]) - 1
@@ -41,9 +42,9 @@ class DraftIndex:
     """Known responses and their n-grams, and room for sequences that still grow.
 
     Args:
-        capacity: tokens of known responses that are kept; later ones then overwrite the oldest.
-        rows: sequences that grow at a time.
-        row_tokens: longest of them, prompt and response together.
+        capacity: tokens of known responses to keep. Later ones then overwrite the oldest.
+        rows: most growing sequences at a time.
+        row_tokens: longest growing sequence, prompt and response together.
     """
 
     def __init__(self, capacity: int, rows: int = 0, row_tokens: int = 0) -> None:
@@ -53,7 +54,7 @@ class DraftIndex:
         self.tokens: NDArray[np.int32] = np.zeros(self._known_end + rows * self._row_tokens + MATCH, dtype=np.int32)
         self.tokens[:MATCH] = SEPARATOR
         self.starts: Integers = self._known_end + MATCH + np.arange(rows) * self._row_tokens
-        """Where the sequence of each row begins in `tokens`."""
+        """Start of each row's sequence in `tokens`."""
         for back in range(1, MATCH + 1):
             self.tokens[self.starts - back] = SEPARATOR
         bits = max(8, (len(self.tokens) * 3 // 2).bit_length())
@@ -64,11 +65,11 @@ class DraftIndex:
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes once all of it has been written."""
+        """Bytes that it takes once all of its memory has been written."""
         return self.tokens.nbytes + self._tables.nbytes
 
     def add(self, responses: Sequence[KnownResponse]) -> None:
-        """Take in responses; of equal n-grams, the last one's place is remembered."""
+        """Add responses. Of equal n-grams, the last one's place is remembered."""
         pending: list[tuple[int, int, int]] = []
         began = self._end
         for response in responses:
@@ -89,7 +90,7 @@ class DraftIndex:
         self._enter_range(began, pending)
 
     def _enter_range(self, start: int, sequences: Sequence[tuple[int, int, int]]) -> None:
-        """The same as `enter` for whole sequences that stand together from `start` on.
+        """Enter whole sequences that are adjacent from `start` on; see `enter`.
 
         Args:
             sequences: first place, last place + 1 and prompt of each.
@@ -108,7 +109,7 @@ class DraftIndex:
         self._remember(self._salted(hashed, np.repeat(prompts, counts)), places)
 
     def enter(self, places: Integers, prompts: Integers) -> None:
-        """Record for each place that its preceding tokens are followed by the token there."""
+        """Enter places, each as a continuation of the tokens before it."""
         self._remember(self._slots(self._before(places), prompts), places)
 
     def _remember(self, slots: NDArray[np.int64], places: Integers) -> None:
@@ -120,11 +121,12 @@ class DraftIndex:
         """Find the longest match of the tokens before each of `ends`.
 
         Args:
-            ends: places behind the newest token of each sequence.
-            prompts: row of the prompt of each.
+            ends: place after the newest token of each sequence.
+            prompts: row of each sequence's prompt.
 
         Returns:
-            Where the token is that followed the match, and how many tokens match: at most `MATCH`, 0 where none do.
+            The place of the token that followed the match, and the number of matching tokens: at most `MATCH`, 0
+            without a match.
         """
         if len(ends) <= _FEW:
             found = [self._look_up_one(*each) for each in zip(ends.tolist(), prompts.tolist(), strict=True)]
@@ -133,7 +135,7 @@ class DraftIndex:
         known = self._before(ends)
         candidates = self._tables[_LEVEL, self._slots(known, prompts)]
         equal = (self.tokens[candidates[..., None] - _BACK] == known) & (known != SEPARATOR)
-        # The first token that differs ends the match; a sentinel for those in which none does.
+        # The first token that differs ends the match. A sentinel ends matches without one.
         unequal = np.concatenate([~equal, np.ones((*equal.shape[:2], 1), dtype=bool)], axis=2)
         lengths = unequal.argmax(axis=2)
         lengths[self.tokens[candidates] == SEPARATOR] = 0
@@ -142,7 +144,7 @@ class DraftIndex:
         return candidates[best, column].astype(np.int64), lengths[best, column]
 
     def _look_up_one(self, end: int, prompt: int) -> tuple[int, int]:
-        """The same for one sequence: numpy takes longer for one than for ten."""
+        """Do the same for one sequence: numpy takes longer for one than for ten."""
         tokens = self.tokens
         known = tokens[end - MATCH : end].tolist()
         known.reverse()
@@ -172,11 +174,11 @@ class DraftIndex:
         return best, longest
 
     def _before(self, places: Integers) -> NDArray[np.int32]:
-        """[places, MATCH] tokens before each place, the nearest first."""
+        """Return [places, MATCH] tokens before each place, the nearest first."""
         return self.tokens[places[:, None] - _BACK]
 
     def _slots(self, before: NDArray[np.int32], prompts: Integers) -> NDArray[np.int64]:
-        """[levels, places] where the tables keep what these tokens were followed by."""
+        """Return [levels, places] slots of the tables for what followed these tokens."""
         longest = int(_LENGTHS.max()) + 1
         mixed = np.cumsum(before[:, :longest].astype(np.uint64) * _WEIGHTS[:longest], axis=1, dtype=np.uint64)
         return self._salted(mixed[:, _LENGTHS].T, prompts)

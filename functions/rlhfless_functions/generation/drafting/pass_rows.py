@@ -1,4 +1,4 @@
-"""The rows of a decode pass that tries drafts, and which of its tokens count."""
+"""The rows of a decode pass with drafts, and the tokens of it that count."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from rlhfless_functions.generation.drafting.index import Integers
 
 @dataclass(frozen=True)
 class PassRows:
-    """First a row for each slot in use, then one for each draft, then padding that repeats the last."""
+    """The rows of a pass: one for each slot in use, then one for each draft, then padding that repeats the last."""
 
     used: int
-    """Slots in use, or between such."""
+    """Number of leading slots that get a row. Some of them may be free."""
     slots: Integers
-    """[rows]"""
+    """[rows] slot of each row."""
     offsets: Integers
     """[rows] 0 for a sequence's newest token, 1 for its first draft, and so on."""
     runs: list[tuple[int, int, int]]
-    """(slot, first row, last row + 1) of the rows of each slot behind those of all; the padding is its last one's."""
+    """(slot, first row, last row + 1) of the adjacent draft rows of each slot. The padding belongs to the last."""
 
     @classmethod
     def of(cls, used: int, drafts: Drafts, padded: Callable[[int], int]) -> Self:
         """Lay out a pass.
 
         Args:
-            used: slots in use, or between such.
+            used: see `used`.
             drafts: at least one.
-            padded: rows that a pass of so many computes.
+            padded: returns the rows that a pass computes, given those that it needs.
         """
         spare = (0, padded(used + len(drafts.tokens)) - used - len(drafts.tokens))
         slots = np.pad(np.concatenate([np.arange(used), drafts.slots]), spare, mode="edge")
@@ -42,17 +42,18 @@ class PassRows:
         return cls(used, slots, offsets, runs)
 
     def drafted(self, tokens: Integers) -> Integers:
-        """What the rows behind the slots' are fed."""
+        """Return the input tokens of the rows after the slots' own: the drafts, and the padding."""
         return np.pad(tokens, (0, len(self.slots) - self.used - len(tokens)), mode="edge")
 
     def kept(self, active: Integers, drafts: Drafts, drawn: Integers, ends: NDArray[np.bool_]) -> Integers:
-        """Tokens that each active slot gets: those behind drafts that are what was drawn, up to one that ends it.
+        """Return how many tokens each active slot gets: one, and one more for each right draft, up to a token that ends
+        it.
 
         Args:
             active: slots with a sequence.
-            drafts: that were tried.
-            drawn: [rows] token that each row gave.
-            ends: [rows] whether nothing comes after it.
+            drafts: the tried drafts.
+            drawn: [rows] drawn token of each row.
+            ends: [rows] whether that token ends the sequence.
         """
         rows = self.used + np.arange(len(drafts.tokens))
         before = np.where(drafts.offsets == 1, drafts.slots, rows - 1)
@@ -64,7 +65,7 @@ class PassRows:
         return counts
 
     def rows_of(self, active: Integers, counts: Integers, drafts: Drafts) -> Integers:
-        """The rows whose tokens count, those of a slot together and in their order."""
+        """Return the rows whose tokens count; those of a slot are adjacent and in order."""
         kept = np.zeros(self.used, dtype=np.int64)
         kept[active] = counts
         rows = np.concatenate([active, self.used + np.flatnonzero(drafts.offsets < kept[drafts.slots])])

@@ -1,16 +1,16 @@
-"""Switch drafting by its measured costs and savings: off if it does not save time, with rare retries."""
+"""Switches drafting by its measured costs and savings: off if it does not save time, with rare retries."""
 
 from dataclasses import dataclass
 
 TRIAL_PASSES = 16
-"""Passes after which a balance is drawn."""
+"""Passes after which the balance counts."""
 FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
-"""Passes without drafting after a balance that was negative: twice as many after each in a row."""
+"""Passes without drafting after a negative balance. Each further negative balance in a row doubles them."""
 _FORGET = 0.95
 MOST_SEQUENCES = {"cpu": 7}
-"""Most sequences of a pass that may draft, by device. In a batch that drains only tokens of the longest responses save
-passes. Those of others save a row, and a drafted row costs as much on a CPU. Measured by benchmarks/drafting/steps.py.
-"""
+"""Most sequences of a pass that may draft, by device. In a batch that drains, only tokens of the longest responses save
+passes. Tokens of the others save a row, and a drafted row costs as much on a CPU. Measured by
+benchmarks/drafting/steps.py."""
 
 
 @dataclass
@@ -22,11 +22,13 @@ class _Account:
 
 
 class Switch:
-    """Counts passes, seconds that drafting took, and seconds that it saved, apart for batches of 1, 2 to 3, 4 to 7 and
-    so on: drafts that do not pay in a full batch do so in its tail. It outlives runs.
+    """Decides whether to draft, from counted passes, the seconds that drafting took, and those that it saved.
+
+    Batches of 1, 2 to 3, 4 to 7 sequences and so on count separately: drafts that do not pay in a full batch may pay in
+    its tail. The counts outlive runs.
 
     Args:
-        device: its type, which tells the largest batch that drafts.
+        device: type of the device, which determines the largest batch that drafts.
     """
 
     def __init__(self, device: str) -> None:
@@ -34,7 +36,7 @@ class Switch:
         self._accounts: dict[int, _Account] = {}
 
     def on(self, sequences: int) -> bool:
-        """Whether a pass of so many may draft; to be asked once for each pass."""
+        """Return whether a pass of so many sequences may draft. Ask once for each pass."""
         if sequences > MOST_SEQUENCES.get(self._device, sequences):
             return False
         account = self._account(sequences)
@@ -46,12 +48,12 @@ class Switch:
         return False
 
     def drafted(self, sequences: int, saved: float, cost: float) -> None:
-        """A pass was made for which drafting was on.
+        """Count a pass for which drafting was on.
 
         Args:
-            sequences: of the pass.
-            saved: seconds that the tokens which it brought would have taken otherwise.
-            cost: seconds that it took for drafting.
+            sequences: sequences in the pass.
+            saved: seconds that its additional tokens would have taken without drafts.
+            cost: seconds that drafting took.
         """
         account = self._account(sequences)
         account.balance = account.balance * _FORGET + saved - cost

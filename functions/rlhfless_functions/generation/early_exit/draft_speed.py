@@ -1,8 +1,9 @@
-"""What drafts from a layer's read-out would bring: the passes that they save, counted, and the time that they take.
+"""The speed of drafts from a layer's read-out: the passes that they save are counted, and the time that they take is
+measured.
 
-A cycle drafts up to d tokens, each by a pass of the layers up to the exit, and verifies them in one pass of the whole
-model, which draws one token more than were right. The layers up to the exit do not depend on those behind it, so the
-read-outs of a pass over a known response are the drafts that decoding would have made: its cycles can be counted.
+A cycle drafts up to d tokens, each by a pass of the layers up to the exit. One pass of the whole model verifies them,
+and draws one token more than were right. The layers up to the exit do not depend on those after it, so the read-outs of
+a pass over a known response are the drafts that decoding would have made. Its cycles can therefore be counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,18 +15,18 @@ import numpy as np
 from rlhfless_functions.generation.early_exit.readouts import Readouts
 
 DRAFTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
-"""Draft lengths that are tried. On a CPU a pass has sixteen rows anyway."""
+"""Draft lengths to try. On a CPU a pass has sixteen rows anyway."""
 Choice = Literal["drawn", "likeliest"]
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """How responses would be decoded."""
+    """The decoding of responses in cycles."""
 
     count: int
     """Verifying passes."""
     drafted: int
-    """Tokens that were drafted, right or wrong."""
+    """Drafted tokens, right or wrong."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,16 @@ class PassTimes:
     """Seconds of the parts of a cycle on this machine, one sequence at a time."""
 
     drafts: Mapping[int, float]
-    """A drafted token, by the layer it leaves at, of some layers."""
+    """Seconds of a drafted token, for some of the layers at which it may leave."""
     passes: Mapping[int, float]
-    """A pass of the whole model, by its rows, of some numbers of rows. One row is plain decoding."""
+    """Seconds of a pass of the whole model, for some numbers of rows. One row is plain decoding."""
 
     def draft(self, layer: int) -> float:
-        """Seconds of a drafted token, between the layers that were measured."""
+        """Return the seconds of a drafted token; interpolate between the measured layers."""
         return _between(self.drafts, layer)
 
     def verify(self, rows: int) -> float:
-        """Seconds of a pass with so many rows."""
+        """Return the seconds of a pass with so many rows."""
         return _between(self.passes, rows)
 
 
@@ -55,25 +56,26 @@ class DraftSpeed:
     drafts: int
     """Most tokens that a cycle drafts."""
     choice: Choice
-    """Whether a draft is drawn with the token's own random number, or is the read-out's likeliest token."""
+    """`drawn`: a draft is drawn with the token's own random number. `likeliest`: it is the read-out's likeliest
+    token."""
     tokens_per_pass: float
-    """Tokens that a verifying pass comes to, its own among them."""
+    """Tokens per verifying pass, its own among them."""
     speed: float
-    """Tokens a second, relative to plain decoding; above 1 it pays."""
+    """Tokens a second, relative to plain decoding; above 1 drafting pays."""
 
 
 def count_cycles(right: np.ndarray, lengths: Sequence[int], drafts: int, longest: int) -> Cycles:
     """Count the cycles that decode responses.
 
     Args:
-        right: [tokens] bool, the responses one behind the other: whether a draft in its place would be the token.
+        right: [tokens] bool, all responses in a row: whether a draft at this place would equal the token.
         lengths: tokens of each response.
         drafts: most tokens that a cycle drafts.
-        longest: no draft goes beyond this many response tokens.
+        longest: number of response tokens beyond which nothing is drafted.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    # The first wrong draft at or behind each token.
+    # The first wrong draft at or after each token.
     places = np.where(right, len(right), np.arange(len(right)))
     wrong = np.minimum.accumulate(places[::-1])[::-1] if len(right) else places
     at, count, drafted = starts.copy(), 0, 0
@@ -87,11 +89,11 @@ def count_cycles(right: np.ndarray, lengths: Sequence[int], drafts: int, longest
 
 
 def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[DraftSpeed]:
-    """The fastest way of drafting at each layer but the last, by counted cycles and measured times.
+    """Return the fastest way of drafting at each layer but the last, by counted cycles and measured times.
 
     Args:
-        readouts: of responses of one sequence at a time.
-        times: on the machine in question.
+        readouts: read-outs of the responses.
+        times: measured times of this machine.
         longest: most tokens of a response.
     """
     tokens = sum(readouts.lengths)

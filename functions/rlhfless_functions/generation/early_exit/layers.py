@@ -1,4 +1,5 @@
-"""A model's layers, one by one: where they are, the norm behind the last, and the same model with fewer of them."""
+"""The layers of a model: find them and the norm after the last, read out their outputs, and run the model with fewer
+layers."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,13 @@ _TOKENS = 8
 
 @dataclass(frozen=True)
 class ExitLayers:
-    """The decoder layers of a model, and what turns the output of any of them into logits."""
+    """The decoder layers of a model, and the way from any layer's output to logits."""
 
     model: PreTrainedModel
     path: Sequence[str]
-    """Attributes that lead from the model to the list of its layers."""
+    """Names of the attributes that lead from the model to its list of layers."""
     norm: nn.Module
-    """What stands between the last layer and the head."""
+    """The norm between the last layer and the head."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -35,19 +36,19 @@ class ExitLayers:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of layers."""
         return len(self.layers)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head reads out of a layer's output: [rows, hidden size] to float32 [rows, vocabulary]."""
+        """Return the logits of a layer's output: [rows, hidden size] to float32 [rows, vocabulary]."""
         return sampled_logits(self.model, self.norm(hidden))
 
     @contextmanager
     def watched(self, see: Callable[[int, torch.Tensor], None]) -> Iterator[None]:
-        """Have the output of each layer, [batch, tokens, hidden size], shown in the passes of the block.
+        """Show the output of each layer, [batch, tokens, hidden size], during the passes of the block.
 
         Args:
-            see: is called with the layer's number, from 0, and its output.
+            see: called with the layer's number, from 0, and its output.
         """
         with ExitStack() as hooks:
             for number, layer in enumerate(self.layers):
@@ -58,7 +59,7 @@ class ExitLayers:
             yield
 
     def until(self, layer: int) -> PreTrainedModel:
-        """The model that ends after so many layers; all tensors are the whole model's own."""
+        """Return a model that ends after so many layers and shares all tensors with the whole model."""
         shorter = self.model
         for depth in reversed(range(len(self.path))):
             inner: Any = self.layers[:layer] if depth == len(self.path) - 1 else shorter
@@ -70,7 +71,7 @@ class ExitLayers:
 
 @torch.inference_mode()
 def find_layers(model: PreTrainedModel, uri: str) -> ExitLayers:
-    """The layers of a causal language model of transformers, found by passing a few tokens through it.
+    """Find the layers of a causal language model of transformers, by passing a few tokens through it.
 
     Args:
         model: in evaluation mode.
@@ -85,7 +86,7 @@ def find_layers(model: PreTrainedModel, uri: str) -> ExitLayers:
     ]
     if not lists or wanted < 1:
         _refuse(uri, model, f"no list of its {wanted} layers")
-    # The outermost comes first: experts of a layer may be as many as there are layers.
+    # The outermost list comes first: a layer may have as many experts as the model has layers.
     path = lists[0].split(".")
     if model.get_output_embeddings() is None:
         _refuse(uri, model, "no head")
@@ -100,7 +101,7 @@ def find_layers(model: PreTrainedModel, uri: str) -> ExitLayers:
 
 
 def _final_norm(model: PreTrainedModel, path: Sequence[str]) -> nn.Module | None:
-    """The module that is given what the last layer returns, and returns what the model calls its last hidden state."""
+    """Return the module that gets the last layer's output and returns the model's last hidden state."""
     owner = model.get_submodule(".".join(path[:-1]))
     seen: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -113,7 +114,7 @@ def _final_norm(model: PreTrainedModel, path: Sequence[str]) -> nn.Module | None
     with ExitStack() as hooks:
         for module in (layers[-1], *children):
             hooks.callback(module.register_forward_hook(keep).remove)
-        # Several tokens: that of padding may be zeros all the way up, and then every module would do.
+        # Several tokens: the states of a padding token may be zeros throughout, and then every module would match.
         ids = torch.arange(min(_TOKENS, model.config.get_text_config().vocab_size), device=model.device)[None]
         last = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     if layers[-1] not in seen:
@@ -128,7 +129,7 @@ def _final_norm(model: PreTrainedModel, path: Sequence[str]) -> nn.Module | None
 
 
 def _tensor(output: Any) -> Any:
-    """The hidden states in a layer's output, which has one of several forms."""
+    """Return the hidden states in a layer's output, which has one of several forms."""
     return output[0] if isinstance(output, tuple) else output
 
 

@@ -1,7 +1,7 @@
-"""What each layer's read-out says where the whole model drew a token: a pass over known responses, a layer at a time.
+"""The read-out of each layer where the whole model drew a token: a pass over known responses, a layer at a time.
 
-The read-out of a layer is the distribution that the final norm and the head make of its output (the logit lens). What
-is kept of it are a few numbers for each layer and token; logits exist for a chunk of tokens of one layer at a time.
+The read-out of a layer is the distribution that the final norm and the head make of its output (the logit lens). A few
+numbers of it are kept for each layer and token. Logits exist for one chunk of tokens of one layer at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class DrawnResponse:
 
 @dataclass(frozen=True)
 class Readouts:
-    """Of each layer and each response token; arrays are [layers, tokens], the responses one behind the other."""
+    """Numbers for each layer and response token. Arrays are [layers, tokens], with all responses in a row."""
 
     drawn: np.ndarray
     """bool: the same random number draws the same token from this layer's read-out."""
@@ -51,12 +51,12 @@ class Readouts:
 
 @torch.inference_mode()
 def read_out(exits: ExitLayers, sequences: Sequence[DrawnResponse], temperature: float) -> Readouts:
-    """Pass responses through the model, and read every layer out.
+    """Pass responses through the model, and read out every layer.
 
     Args:
-        exits: of a model in evaluation mode, with the attention that it was loaded with.
-        sequences: with at least one response token each.
-        temperature: that they were sampled at; 0 for the likeliest tokens, with probabilities at 1.
+        exits: layers of a model in evaluation mode, with the attention that it was loaded with.
+        sequences: the responses, each with at least one token.
+        temperature: temperature at which they were sampled; 0 for the likeliest tokens, with probabilities at 1.
     """
     parts = [_read_batch(exits, batch, temperature) for batch in _batches(sequences)]
     joined = {

@@ -1,8 +1,8 @@
-"""A model that drafts for itself: tokens guessed by its first layers are verified by all of them (LayerSkip, arXiv
-2404.16710), with our draw in the place of its comparison. So the samples stay the same.
+"""A model that drafts for itself: all layers verify the tokens that its first layers guess (LayerSkip, arXiv
+2404.16710).
 
-It decodes one sequence at a time, which is what the end of a step's longest response is. No engine uses it: it says
-what an engine would gain.
+Verification draws tokens in our way, so the samples stay the same. It decodes one sequence at a time, as at the end of
+a step's longest response. No engine uses it: it measures what an engine would gain.
 """
 
 import statistics
@@ -22,24 +22,25 @@ from rlhfless_functions.generation.engines.randomness import signed_keys, unifor
 from rlhfless_functions.generation.engines.sampling import draw
 
 MOST_ROWS = max(DRAFTS) + 1
-"""Of a pass of the whole model."""
+"""Most rows of a pass of the whole model."""
 _TIMED_LAYERS = 5
 _TIMED_ROWS = (1, 4, MOST_ROWS)
 _LEAST_REPEATS, _MOST_REPEATS = 3, 40
 _TIMED_SECONDS = 0.5
-"""After the least repeats, a pass is timed again for so long."""
+"""Seconds for which a pass is timed again after the least repeats."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How to draft."""
+    """The way to draft."""
 
     layer: int
     """Layers that a draft passes."""
     drafts: int
     """Most tokens that a cycle drafts."""
     choice: Choice
-    """Which token of the read-out is the draft."""
+    """`drawn`: a draft is drawn with the token's own random number. `likeliest`: it is the read-out's likeliest
+    token."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Decoded:
     tokens: list[int]
     log_probs: list[float]
     passes: int
-    """Of the whole model."""
+    """Passes of the whole model."""
     seconds: float
-    """Without the prompt's."""
+    """Seconds without the prompt's pass."""
 
 
 class SelfDrafting:
@@ -60,7 +61,7 @@ class SelfDrafting:
     On a CPU in float32 with one thread, tokens and log-probabilities are those of the transformers engine, bit for bit.
 
     Args:
-        exits: of a model on its device.
+        exits: layers of a model on its device.
         temperature: 0 takes the likeliest token each time.
         longest: most tokens of a response.
 
@@ -79,11 +80,11 @@ class SelfDrafting:
 
     @torch.inference_mode()
     def decode(self, task: SequenceTask, length: int, exit_: Exit | None = None) -> Decoded:
-        """Decode so many tokens of a response.
+        """Decode a response up to a length.
 
         Args:
-            task: prompt and random numbers.
-            length: at which it ends; at most the longest.
+            task: the prompt, and the key of the random numbers.
+            length: number of its tokens; at most the longest.
             exit_: how to draft; by default one token per pass.
         """
         self._aim(len(task.prompt_tokens) + self._longest)
@@ -114,7 +115,7 @@ class SelfDrafting:
         """Measure the parts of a cycle.
 
         Args:
-            context: tokens before the one that is decoded.
+            context: number of tokens before the decoded one.
         """
         self._aim(context + MOST_ROWS)
         last = self._exits.count - 1
@@ -131,14 +132,16 @@ class SelfDrafting:
         )
 
     def now(self) -> float:
-        """Seconds: a processor's own on a CPU, which other processes do not disturb, else those that pass."""
+        """Return seconds: the process's own time on a CPU, which other processes do not disturb, and the clock's
+        elsewhere."""
         if self._device.type == "cpu":
             return time.process_time()
         torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     def _medians(self, calls: dict[tuple[str, int], Callable[[], object]]) -> dict[tuple[str, int], float]:
-        """Median seconds of each call. Calls take turns, so a slow phase of the machine affects all of them."""
+        """Return the median seconds of each call. The calls are interleaved, so a slow phase of the machine affects all
+        of them."""
         seconds: dict[tuple[str, int], list[float]] = {name: [] for name in calls}
         began = self.now()
         for repeat in range(_MOST_REPEATS + 1):
@@ -148,11 +151,11 @@ class SelfDrafting:
                 start = self.now()
                 call()
                 seconds[name].append(self.now() - start)
-        # The first of each warms up.
+        # The first call of each warms up.
         return {name: statistics.median(each[1:]) for name, each in seconds.items()}
 
     def _aim(self, tokens: int) -> None:
-        """Have a cache for a sequence of so many tokens."""
+        """Make sure that a cache has room for a sequence of so many tokens."""
         if tokens > self._cache.capacity:
             self._cache = SlotCache(1, padded(tokens))
             self._whole = ModelPasses(self._exits.model, self._masks, self._cache)
@@ -171,7 +174,8 @@ class SelfDrafting:
         return int(draw(logits, self._temperature, uniforms(self._index([key]), self._index([column])))[0])
 
     def _verify(self, tried: Sequence[int], position: int, key: int, column: int) -> tuple[list[int], list[float]]:
-        """The whole model's tokens behind each of these, and their log-probabilities; keys and values are its own."""
+        """Return the whole model's token after each of these, and its log-probability. Keys and values are overwritten
+        by the whole model's."""
         spare = padded_rows(len(tried), self._device) - len(tried)
         # Padding rows compute the last token again, and write the same.
         offsets = [*range(len(tried)), *[len(tried) - 1] * spare]

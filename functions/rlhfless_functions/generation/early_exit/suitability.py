@@ -11,12 +11,12 @@ THRESHOLDS = np.linspace(0.0, 1.0, 201)
 
 @dataclass(frozen=True)
 class Skippable:
-    """Layers that could be skipped while the drawn tokens stay the same as often as is asked for."""
+    """Layers that could be skipped while the wanted share of drawn tokens stays the same."""
 
     layer: int
-    """The first layer from which on every layer's draws agree that often: all tokens could leave there."""
+    """First layer from which on every layer's draws agree that often. All tokens could leave there."""
     one_layer: float
-    """The share of layers behind it."""
+    """Share of layers behind it."""
     threshold: float | None
     """Tokens leave at the first layer whose likeliest token has this probability; None if none may leave."""
     by_confidence: float
@@ -24,7 +24,7 @@ class Skippable:
 
 
 def settled(drawn: np.ndarray) -> np.ndarray:
-    """Whether a token's draw is right at this layer and at all later ones: it is from its saturation on.
+    """Return whether a token's draw is right at this layer and at all later ones. It is from its saturation on.
 
     Args:
         drawn: [layers, tokens] bool.
@@ -33,10 +33,10 @@ def settled(drawn: np.ndarray) -> np.ndarray:
 
 
 def suitability(drawn: np.ndarray) -> float:
-    """Mean share of the layers behind the one where a token's draw is settled, in [0, 1).
+    """Return the mean share of layers behind the one where a token's draw is settled, in [0, 1).
 
-    It is what an oracle would skip that knows for each token when its read-outs do not change any more: the saturation
-    event of Geva et al. (arXiv 2203.14680), and the oracle of CALM (arXiv 2207.07061).
+    An oracle would skip this share, because it knows when each token's read-outs stop changing: the saturation event of
+    Geva et al. (arXiv 2203.14680), and the oracle of CALM (arXiv 2207.07061).
 
     Args:
         drawn: [layers, tokens] bool.
@@ -46,10 +46,10 @@ def suitability(drawn: np.ndarray) -> float:
 
 
 def skippable(readouts: Readouts, agreement: float) -> Skippable:
-    """What could be skipped, by one layer for all tokens, and by each token's own confidence.
+    """Return the layers that could be skipped: by one layer for all tokens, and by each token's own confidence.
 
     Args:
-        readouts: of the tokens.
+        readouts: read-outs of the tokens.
         agreement: least share of tokens that stay the same.
     """
     layers, tokens = readouts.drawn.shape
