@@ -82,10 +82,10 @@ def _attend(
 
 @dataclass(frozen=True)
 class RowsBySlot:
-    """The slot whose keys and values each row of a pass reads."""
+    """The slot from which each row of a pass reads keys and values."""
 
     slots: torch.Tensor
-    """[rows]"""
+    """[rows] slot of each row."""
     used: int
     """Number of rows at the beginning whose slots are the first slots, in order."""
     runs: Sequence[tuple[int, int, int]]
@@ -94,14 +94,15 @@ class RowsBySlot:
 
 _by_slot: ContextVar[RowsBySlot | None] = ContextVar("rows_by_slot", default=None)
 _GATHERED_ROWS = 64
-"""How many rows' keys and values to copy at a time: few enough to use the same memory again for the next rows."""
+"""Rows whose keys and values are copied at a time: few enough to use the same memory again for the next rows."""
 _LEAST_RUN = 4
-"""From so many rows of one slot on, a call of their own costs less than copies of the slot's keys and values."""
+"""Least number of rows of one slot for which a call of their own costs less than copies of the slot's keys and
+values."""
 
 
 @contextmanager
 def attending_by_slot(rows: RowsBySlot) -> Iterator[None]:
-    """Let attention take keys and values by slot, and not by row."""
+    """Let attention read keys and values by slot instead of by row."""
     token = _by_slot.set(rows)
     try:
         yield
@@ -117,7 +118,8 @@ def _attend_by_slot(
     mask: torch.Tensor | None,
     scaling: float | None,
 ) -> torch.Tensor:
-    """`attend` with `key` and `value` of all slots. A row's numbers do not depend on how rows are grouped here."""
+    """Do the same as `attend` with `key` and `value` of all slots. A row's numbers do not depend on how rows are
+    grouped here."""
     assert mask is not None
     used = rows.used
     parts = [_attend(query[:used], key[:used], value[:used], mask[:used], scaling)]
@@ -149,7 +151,7 @@ class Masks:
     """Makes the `attention_mask` that a model takes: none, a 4-dimensional mask, or one for each kind of its layers.
 
     Args:
-        config: of the model's text part.
+        config: configuration of the model's text part.
 
     Raises:
         TaskError: `model_unloadable` for layers that are not attention over keys and values.
@@ -167,18 +169,18 @@ class Masks:
         self._by_kind = "sliding_attention" in kinds
 
     def decode(self, positions: torch.Tensor, window: int, dtype: torch.dtype) -> Any:
-        """Masks of one token a row.
+        """Return masks of one token a row.
 
         Args:
             positions: [rows] position of each row's token.
             window: tokens that attention reads.
-            dtype: of the model.
+            dtype: number format of the model.
         """
         distance = positions[:, None] - torch.arange(window, device=positions.device)
         return self._masks(distance[:, None, None, :], dtype)
 
     def prefill(self, tokens: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """Masks of right-padded prompts of this padded length, each token a query."""
+        """Return masks of prompts that are right-padded to this length; each token is a query."""
         if self._window is None or tokens <= self._window:
             return {"full_attention": None, "sliding_attention": None} if self._by_kind else None
         steps = torch.arange(tokens, device=device)

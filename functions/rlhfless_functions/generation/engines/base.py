@@ -43,7 +43,7 @@ class SharedPrefix:
     source: bool
     """Whether this instance computes it."""
     wait_seconds: float
-    """How long to wait at most until another instance has computed it."""
+    """Longest wait in seconds for another instance to compute it."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class SequenceTask:
     index: int
     """Number of the sample in its group."""
     prompt_tokens: Sequence[int]
-    """At least one."""
+    """Tokens of the prompt, at least one."""
     seed: int
     """64-bit key of the sample's own random numbers."""
     response_tokens: Sequence[int] = field(default=())
     """Tokens sampled before, with these weights or older ones; fewer than the longest response, and unfinished."""
     log_probs: Sequence[float] = field(default=())
-    """Their log-probabilities, under what sampled them."""
+    """Log-probabilities of those tokens, under the weights that sampled them."""
     prefix: SharedPrefix | None = None
     """The part of the prompt that other instances need too, if any."""
     step: int = 1
-    """The step that it is sampled for. An emulated GPU looks its length up by it."""
+    """The step for which it is sampled. An emulated GPU looks its length up by it."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class SequenceResult:
 
 @dataclass(frozen=True)
 class ComputedTokens:
-    """How many tokens a run has computed."""
+    """Counts of the tokens that a run has computed."""
 
     prompt: int = 0
-    """Prompt tokens, except those whose keys and values were there already."""
+    """Prompt tokens, except those whose keys and values were there before."""
     response: int = 0
     """Sampled response tokens, without those that the tasks began with."""
     passes: int = 0
@@ -110,7 +110,7 @@ class EngineRun(ABC):
 
     Args:
         tasks: in the order of admission.
-        room: how much fits into the engine; a share of a few sequences needs less.
+        room: the room in the engine; a share of a few sequences needs less.
     """
 
     def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:
@@ -130,7 +130,7 @@ class EngineRun(ABC):
 
     @property
     def computed(self) -> ComputedTokens:
-        """What has been computed so far."""
+        """Counts of the tokens computed so far."""
         return self._computed
 
     @property
@@ -144,8 +144,8 @@ class EngineRun(ABC):
         return self.computed.response
 
     def await_weights(self) -> None:  # noqa: B027 - most engines have them before a run
-        """Wait until the weights are complete and checked, and compute meanwhile what can be computed with those that
-        are there. The first step does the same.
+        """Wait until the weights are complete and checked. Meanwhile, compute what the weights that have arrived allow.
+        The first step does the same.
 
         Raises:
             TaskError: the weights cannot be had.
@@ -162,14 +162,14 @@ class EngineRun(ABC):
 
     @abstractmethod
     def lengths(self) -> list[tuple[int, int, int]]:
-        """(prompt, index, response tokens) of the running sequences."""
+        """Return (prompt, index, response tokens) of the running sequences."""
 
     @abstractmethod
     def partials(self) -> list[SequenceResult]:
-        """Every running sequence as it is now."""
+        """Return every running sequence as it is now."""
 
     def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens, running or waiting, as it is now."""
+        """Return every unfinished sequence that has response tokens, running or waiting, as it is now."""
         waiting = [
             SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
             for task in self._waiting
@@ -177,20 +177,22 @@ class EngineRun(ABC):
         return [result for result in [*self.partials(), *waiting] if result.response_tokens]
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens were generated, as far as the engine counts it."""
+        """Return counts of how the tokens were generated, as far as the engine counts."""
         computed = self.computed
         if not computed.passes:
             return DecodeCounts()
         return DecodeCounts(passes=computed.passes, sequence_passes=computed.sequence_passes, tokens=computed.response)
 
     def prefix_traffic(self) -> dict[str, float]:
-        """How much of shared prefixes all workers have sent to other instances (`tokens_sent`, `bytes_sent`,
-        `seconds_sent`) and fetched from them (the same with `_fetched`), and how long it had nothing to do but wait
-        (`seconds_waited`); empty if no prefixes are shared."""
+        """Return the amounts of shared prefixes that all workers have sent to other instances and fetched from them.
+
+        The keys are `tokens_sent`, `bytes_sent`, `seconds_sent`, the same with `_fetched`, and `seconds_waited`, in
+        which the run had nothing else to do. Empty if no prefixes are shared.
+        """
         return {}
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to finish
-        """Finish what goes on beside the steps. No step follows; `prefix_traffic` then has everything."""
+        """Finish the work beside the steps. No step follows; `prefix_traffic` is then complete."""
 
 
 class Engine(Protocol):
@@ -204,7 +206,7 @@ class Engine(Protocol):
         Args:
             model: the job's model.
             weights: the version.
-            prefetched: what `prefetch` returned for the version, if it was called.
+            prefetched: result of `prefetch` for the version, if it was called.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
@@ -242,9 +244,9 @@ class Engine(Protocol):
             kv_budget_tokens: most tokens in the KV cache at a time; from the free memory if None.
             drafts: folders with responses of earlier steps, the most useful one last. An engine that supports drafting
                 drafts tokens from them; None turns drafting off. The sampled tokens do not depend on it.
-            keep_kv_cache: whether a response that the run before left unfinished goes on with the keys and values that
-                it has, even if older weights have computed them. No other response uses them. What is left of them
-                after other use of the engine, such as a run without this, is computed anew.
+            keep_kv_cache: whether a response that the run before left unfinished continues with its keys and values,
+                even if older weights have computed them. No other response uses them. Any of them that are lost by
+                other use of the engine, such as a run without this, are computed anew.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.

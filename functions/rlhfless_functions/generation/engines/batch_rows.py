@@ -1,4 +1,4 @@
-"""The rows of a continuous batch: which sequence is in each, and how far it is."""
+"""The rows of a continuous batch: the sequence in each, and its progress."""
 
 from collections.abc import Collection, Sequence
 
@@ -14,48 +14,48 @@ from rlhfless_functions.generation.engines.randomness import signed_keys
 class BatchRows:
     """One value for each row, on the device. A row without a sequence has length 0; passes may compute it.
 
-    The `host_` arrays are a copy on the host: a step can be planned without waiting for the device. Who changes one
-    of the two changes the other.
+    The `host_` arrays are a copy on the host: a step can be planned without waiting for the device. Every change is
+    made to both.
 
     Args:
         rows: number of rows.
         most_tokens: most tokens of a response.
-        device: of the model.
+        device: device of the model.
     """
 
     def __init__(self, rows: int, most_tokens: int, device: torch.device) -> None:
         self._device = device
         self.inputs = self._vector(rows)
-        """[rows] Token that the next pass is fed."""
+        """[rows] input token of the next pass."""
         self.lengths = self._vector(rows)
-        """[rows] Tokens whose keys and values are in the cache."""
+        """[rows] number of tokens whose keys and values are in the cache."""
         self.generated = self._vector(rows)
-        """[rows] Response tokens."""
+        """[rows] number of response tokens."""
         self.keys = self._vector(rows)
-        """[rows] Of the sequence's random numbers."""
+        """[rows] key of the sequence's random numbers."""
         self.active = self._vector(rows)
-        """[rows] 1 where there is a sequence, else 0."""
+        """[rows] 1 if there is a sequence, else 0."""
         self.tokens = torch.zeros(rows, most_tokens, dtype=torch.long, device=device)
-        """[rows, tokens] Response tokens."""
+        """[rows, tokens] response tokens."""
         self.log_probs = torch.zeros(rows, most_tokens, device=device)
-        """[rows, tokens] Their log-probabilities."""
+        """[rows, tokens] log-probabilities of the response tokens."""
         self.tasks: list[SequenceTask | None] = [None] * rows
         self.host_active = np.zeros(rows, dtype=bool)
         self.host_lengths = np.zeros(rows, dtype=np.int64)
         self.host_generated = np.zeros(rows, dtype=np.int64)
 
     def running(self) -> list[tuple[int, SequenceTask]]:
-        """The rows with a sequence, and these."""
+        """Return the rows with a sequence, each with its sequence."""
         return [(row, task) for row, task in enumerate(self.tasks) if task is not None]
 
     def task(self, row: int) -> SequenceTask:
-        """The sequence in a row, which must have one."""
+        """Return the sequence in a row, which must have one."""
         task = self.tasks[row]
         assert task is not None
         return task
 
     def result(self, row: int, reason: FinishReason) -> SequenceResult:
-        """The sequence in a row as it is now."""
+        """Return the sequence in a row as it is now."""
         task, end = self.task(row), int(self.host_generated[row])
         return SequenceResult(
             task.prompt, task.index, self.tokens[row, :end].tolist(), self.log_probs[row, :end].tolist(), reason

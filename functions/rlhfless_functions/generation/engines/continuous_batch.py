@@ -31,36 +31,36 @@ from rlhfless_functions.settings import EngineSampling
 from rlhfless_functions.weights import ArrivingPolicy
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Most tokens prefilled and replayed between two decode steps, unless one sequence has more. A stop waits until they
-are computed."""
+"""Most tokens that are prefilled or computed again between two decode steps, unless one sequence has more. A stop waits
+until they are computed."""
 
 
 class ContinuousBatch(EngineRun):
     """A run of the transformers engine; see `EngineRun`.
 
     A prompt without its last token is prefilled once and copied to the rows of its group. The last token then goes
-    through a decode pass like a sampled token, so every response token comes from a decode pass. A continued response
-    is replayed through decode passes too, many tokens at once, each as a row of its own.
+    through a decode pass like a sampled token, so every response token comes from a decode pass. The tokens of a
+    continued response go through decode passes too, many at once, each as a row of its own.
 
     On a CPU with one thread and in float32, a token and its log-probability are the same bit for bit, with any other
     sequences in the batch and wherever the response was cut. To this end, prompts are prefilled only with prompts of
-    the same padded length, decode rows are padded to `CPU_ROWS`, and attention reads whole blocks. In bfloat16 and on
-    a GPU they are the same up to the kernels' own rounding.
+    the same padded length, decode rows are padded to `CPU_ROWS`, and attention reads whole blocks. In bfloat16 and on a
+    GPU they are the same up to the kernels' own rounding.
 
     Args:
         model: on its device, in evaluation mode.
         cache: at least one slot; long enough for every sequence.
-        masks: of the model.
+        masks: masks of the model.
         tasks: in the order of admission.
         sampling: temperature and longest response.
         eos_token_ids: tokens that end a response.
         stop_strings: strings that end a response, if any.
         slots: most sequences of this share at a time.
-        room: how much fits into the engine.
+        room: the room in the engine.
         drafter: drafts tokens; None turns drafting off.
         most_rows: most rows of a pass with drafts.
         arriving: the model's weights, if they may still be on their way.
-        kept: the rows of the cache that already hold what some tasks go on with.
+        kept: rows of the cache that already hold keys and values of some tasks.
     """
 
     def __init__(
@@ -103,23 +103,24 @@ class ContinuousBatch(EngineRun):
         return int(self._state.host_active.sum())
 
     def lengths(self) -> list[tuple[int, int, int]]:
-        """(prompt, index, response tokens) of the running sequences."""
+        """Return (prompt, index, response tokens) of the running sequences."""
         return [
             (task.prompt, task.index, int(self._state.host_generated[slot])) for slot, task in self._state.running()
         ]
 
     def partials(self) -> list[SequenceResult]:
-        """Every running sequence as it is now."""
+        """Return every running sequence as it is now."""
         return [self._state.result(slot, "cut") for slot, _ in self._state.running()]
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens were generated."""
+        """Return counts of how the tokens were generated."""
         kept = {"kept_tokens": self._kept.tokens, "kept_responses": len(self._kept.tasks)}
         drafted = self._drafter.counted() if self._drafter is not None else {}
         return super().decoding().model_copy(update=kept | drafted)
 
     def held_rows(self) -> list[HeldRow]:
-        """What the rows of the cache hold of unfinished responses; nothing if a step failed and may have mixed them."""
+        """Return the rows of the cache that hold unfinished responses; none if a step failed and may have mixed
+        them."""
         if not self._intact:
             return []
         state = self._state
@@ -197,7 +198,7 @@ class ContinuousBatch(EngineRun):
         return drafter.propose(active, remaining, tokens_of, int(active[-1]) + 1, self._rows, self._most_rows)
 
     def _sample(self, rows: int) -> dict[int, FinishReason]:
-        """Sample a token for each row; returns the rows that have ended, and why."""
+        """Sample a token for each row. Return the rows that have ended, and the reasons."""
         state = self._state
         lengths, generated = state.lengths[:rows], state.generated[:rows]
         window = padded(int(state.host_lengths[state.host_active].max()) + 1)
@@ -322,7 +323,7 @@ class ContinuousBatch(EngineRun):
         if not self._waiting:
             return
         free = [slot for slot in range(self._slots) if self._state.tasks[slot] is None]
-        # Prompts that ran in the last step: the rows that it released hold them until the next pass writes.
+        # Prompts of the last step: the rows that it released hold them until the next pass writes.
         known = self._prompt_slots
         admitted: dict[int, SequenceTask] = {}
         prefilled: set[int] = set()
@@ -348,7 +349,7 @@ class ContinuousBatch(EngineRun):
         self._prompt_slots = {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
 
     def _seat(self, admitted: dict[int, SequenceTask]) -> None:
-        """Set the rows' state, and replay the tokens that were sampled before and are not in kept rows."""
+        """Set the rows' state, and compute the tokens that were sampled before and are not in kept rows."""
         self._state.seat(admitted)
         for slot, task in admitted.items():
             if task.response_tokens and task not in self._kept:

@@ -1,4 +1,4 @@
-"""Rows of a slot cache that outlive the run that filled them. Their responses go on without computing anything anew.
+"""Rows of a slot cache that outlive the run that filled them. Their responses continue without computing anything anew.
 
 After a swap of the weights, a row's keys and values are those of older weights, as in AReaL and PipelineRL. A row is
 kept only for the response that filled it. Everything else is computed with the weights that are loaded.
@@ -16,16 +16,16 @@ from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 
 @dataclass(frozen=True)
 class HeldRow:
-    """What a run has left in a row: keys and values of the prompt and the response, but for the last token."""
+    """A row that a run has left: keys and values of the prompt and the response, except for the last token."""
 
     slot: int
     task: SequenceTask
-    """What the run was asked for."""
+    """The task of that run."""
     response_tokens: Sequence[int]
     """The whole response as it is now."""
 
     def holds(self, task: SequenceTask) -> bool:
-        """Whether a task goes on with this response, at its last token or at an earlier one."""
+        """Whether a task continues this response, from its last token or an earlier one."""
         known = len(task.response_tokens)
         return (
             known > 0
@@ -41,9 +41,9 @@ class KeptRows:
     """The rows that a new run takes over."""
 
     tasks: Mapping[int, SequenceTask] = field(default_factory=dict)
-    """By the slot that the row has in the new run."""
+    """Tasks by the row's slot in the new run."""
     moves: Mapping[int, int] = field(default_factory=dict)
-    """New slots of the rows that change theirs, by the old one. No new slot is one that a kept row has now."""
+    """New slots of the rows that move, by their old slot. No new slot is the present slot of a kept row."""
 
     @cached_property
     def _keys(self) -> frozenset[tuple[int, int]]:
@@ -54,7 +54,7 @@ class KeptRows:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens that need not be computed again; a prompt that several responses have counts once."""
+        """Number of tokens that need not be computed again. A prompt of several responses counts once."""
         prompts = {task.prompt: len(task.prompt_tokens) for task in self.tasks.values()}
         return sum(prompts.values()) + sum(len(task.response_tokens) - 1 for task in self.tasks.values())
 
@@ -68,12 +68,12 @@ class KeptRows:
 
 
 def keep_rows(held: Iterable[HeldRow], tasks: Sequence[SequenceTask], slots: int) -> KeptRows:
-    """Find the rows that tasks of a new run go on with.
+    """Find the rows that tasks of a new run continue.
 
     Args:
-        held: what the run before has left.
-        tasks: of the new run, in the order of admission.
-        slots: of the new run. Rows beyond them move.
+        held: rows that the run before has left.
+        tasks: tasks of the new run, in the order of admission.
+        slots: number of slots of the new run. Rows beyond them move.
     """
     by_seed = {row.task.seed: row for row in held}
     known = [(by_seed[task.seed], task) for task in tasks if task.seed in by_seed]
@@ -85,5 +85,5 @@ def keep_rows(held: Iterable[HeldRow], tasks: Sequence[SequenceTask], slots: int
 
 
 def _length(task: SequenceTask) -> int:
-    """Tokens whose keys and values the row of a continued response needs."""
+    """Return the number of tokens whose keys and values the row of a continued response needs."""
     return len(task.prompt_tokens) + len(task.response_tokens) - 1

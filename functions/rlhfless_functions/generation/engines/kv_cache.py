@@ -42,33 +42,34 @@ class SlotCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
+        """Bytes of the memory that it holds."""
         return sum(store.numel() * store.element_size() for layer in self._stores for store in layer)
 
     def decode(self, positions: torch.Tensor, window: int) -> None:
-        """The next pass feeds one token to each of the first slots.
+        """Let the next pass feed one token to each of the first slots.
 
         Args:
-            positions: [rows] where each row's token goes.
+            positions: [rows] position of each row's token.
             window: tokens that attention reads, a multiple of `BLOCK_TOKENS` above every position.
         """
         slots = torch.arange(len(positions), device=positions.device)
         self._aim(slots, positions, window, shared_slot=None)
 
     def verify(self, slots: torch.Tensor, positions: torch.Tensor, window: int) -> None:
-        """The next pass feeds tokens of any slots, each token as a row of its own. A slot may have several. Attention
-        gets the keys and values of all slots, in their order, and finds a row's slot in `RowsBySlot`.
+        """Let the next pass feed tokens of any slots, each token as a row of its own. A slot may have several.
+        Attention gets the keys and values of all slots, in their order, and finds a row's slot in `RowsBySlot`.
 
         Args:
             slots: [rows] slot of each row's token.
-            positions: [rows] where the token goes.
+            positions: [rows] position of the token.
             window: as for `decode`.
         """
         self._aim(slots, positions, window, shared_slot=None)
         self._in_order = False
 
     def replay(self, slot: int, positions: torch.Tensor, window: int) -> None:
-        """The next pass feeds many tokens of one slot, each as a row of its own that reads the same keys and values."""
+        """Let the next pass feed many tokens of one slot, each as a row of its own that reads the same keys and
+        values."""
         self._aim(torch.full_like(positions, slot), positions, window, shared_slot=slot)
 
     def _aim(self, slots: torch.Tensor, positions: torch.Tensor, window: int, shared_slot: int | None) -> None:
@@ -123,7 +124,7 @@ class SlotCache(Cache):
         return self._stores[layer]
 
     def _address(self, heads: int) -> torch.Tensor:
-        """[rows · heads] index of each written vector in the flat store; layers with as many heads share it."""
+        """Return [rows · heads] index of each written vector in the flat store. Layers with as many heads share it."""
         if heads not in self._addresses:
             head = torch.arange(heads, device=self._slots.device)
             row = (self._slots[:, None] * heads + head) * self.capacity + self._positions[:, None]
@@ -145,7 +146,7 @@ class SlotCache(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of the keys and values that attention reads."""
+        """Return length and offset of the keys and values that attention reads."""
         return self._window, 0
 
 

@@ -1,4 +1,4 @@
-"""How many tokens of keys and values fit into the free memory."""
+"""The number of tokens whose keys and values fit into the free memory."""
 
 import psutil
 import torch
@@ -12,11 +12,11 @@ _GPU_SHARE = 0.8
 
 
 def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one token in all layers.
+    """Return the bytes of keys and values of one token in all layers.
 
     Args:
-        config: of the model's text part.
-        dtype: of the cache.
+        config: configuration of the model's text part.
+        dtype: number format of the cache.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -24,12 +24,12 @@ def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
 
 
 def free_kv_tokens(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, held_bytes: int) -> int:
-    """How many tokens' keys and values fit into the KV cache's share of the free memory.
+    """Return the number of tokens whose keys and values fit into the KV cache's share of the free memory.
 
     Args:
-        config: of the model's text part.
-        dtype: of the cache.
-        device: where the cache is.
+        config: configuration of the model's text part.
+        dtype: number format of the cache.
+        device: device of the cache.
         held_bytes: memory of an old cache that the new one replaces.
     """
     if device.type == "cuda":

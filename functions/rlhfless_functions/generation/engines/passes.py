@@ -35,8 +35,8 @@ class ModelPasses:
 
     Args:
         model: on its device, in evaluation mode.
-        masks: of the model.
-        cache: of its keys and values.
+        masks: masks of the model.
+        cache: cache of its keys and values.
         arriving: the model's weights, if they may still be on their way.
     """
 
@@ -63,10 +63,10 @@ class ModelPasses:
             self._cache.copy(index_of(self._device, sources), index_of(self._device, admitted), tokens)
 
     def prefill(self, admitted: dict[int, SequenceTask]) -> int:
-        """Compute each prompt once, and copy it to the rows of its group; returns the number of computed tokens."""
+        """Compute each prompt once, and copy it to the rows of its group. Return the number of computed tokens."""
         prompts = {task.prompt: task.prompt_tokens for task in admitted.values()}
         if self._arriving is not None:
-            # Each layer waits for its weights. What they give counts only if the weights turn out to be sound.
+            # Each layer waits for its weights. Its results count only if the weights turn out to be sound.
             try:
                 self._prefill(admitted, prompts)
                 computed = True
@@ -113,7 +113,8 @@ class ModelPasses:
             self.forward(index_of(self._device, [*chunk, *[chunk[-1]] * spare]), rows, window)
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-        """Logits [rows, vocabulary] of a pass with one token a row. The cache already knows where the tokens go."""
+        """Return the logits [rows, vocabulary] of a pass with one token a row. The cache already knows the tokens'
+        places."""
         self.settle()
         output = self._model(
             input_ids=inputs[:, None],

@@ -3,14 +3,14 @@
 Each sample has a 64-bit key, a hash of (seed, purpose, step, prompt, index). The number for response token t is output
 t of the SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
 seeded with that key. SplitMix64 is counter-based: output t is a mix of key + (t + 1)·γ. So a response can continue on
-another actor without replaying a generator, and a whole batch of rows is one vectorised expression.
+another actor without running a generator up to its place, and a whole batch of rows is one vectorised expression.
 """
 
 import torch
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit integer."""
+    """Return the int64 with the same bits as an unsigned 64-bit integer."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -20,13 +20,13 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def signed_keys(seeds: list[int]) -> list[int]:
-    """64-bit keys as int64 holds them."""
+    """Return 64-bit keys as int64 holds them."""
     return [_signed(seed % (1 << 64)) for seed in seeds]
 
 
 def shifted_key(seed: int, positions: int) -> int:
-    """The key whose output number `positions` + t equals output t of `seed`. It is for engines that count positions
-    from the prompt's first token, and not from the response's."""
+    """Return the key whose output number `positions` + t equals output t of `seed`. It is for engines that count
+    positions from the prompt's first token, and not from the response's."""
     return _signed((seed - positions * _GAMMA) % (1 << 64))
 
 
@@ -47,10 +47,10 @@ def bits(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """[n] float64 in [0, 1 − 2⁻⁵²], one for each key and position."""
+    """Return [n] float64 in [0, 1 − 2⁻⁵²], one for each key and position."""
     return _shift_right(bits(keys, positions), 12).double() * 2.0**-52
 
 
 def _shift_right(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Logical shift; torch's own is arithmetic."""
+    """Shift logically; torch's own shift is arithmetic."""
     return (value >> count) & ((1 << (64 - count)) - 1)

@@ -1,9 +1,10 @@
-"""An emulated GPU: responses as long as a trace says, at the pace that a latency model gives, and nothing computed.
+"""An emulated GPU: responses have the lengths of a trace and the pace of a latency model, and nothing is computed.
 
-For planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them. Like a
-real engine it batches continuously, admits a sequence when there is room in its batch and its KV cache, holds the
-others up while it prefills, decodes all of them a token at a time, or as many as drafting gives on average, and keeps
-keys and values that it has computed at these weights: a sequence that returns to it is not prefilled again.
+It is for planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them.
+Like a real engine it batches continuously, and admits a sequence when its batch and its KV cache have room. While it
+prefills, the other sequences wait. It decodes all sequences a token at a time, or as many as drafting gives on average.
+It keeps the keys and values that it has computed at these weights: a sequence that returns to it is not prefilled
+again.
 """
 
 import heapq
@@ -30,7 +31,7 @@ from rlhfless_functions.settings import EngineSampling, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 LEAST_PAUSE_SECONDS = 0.04
-"""Decode steps that together take less than this are made at once, so dozens of instances can share a core; seconds."""
+"""Seconds below which decode steps are made together, so that dozens of instances can share a core."""
 EOS = 1
 """The token that ends a response."""
 _FIRST_TOKEN, _TOKENS = 2, 62
@@ -41,13 +42,13 @@ Key = tuple[int, int]
 
 
 class ReplayEngine:
-    """Holds a trace instead of a model; see `Engine`. A response is as long as in the trace's step of its task.
+    """Holds a trace instead of a model; see `Engine`. A response has its length in the trace at the step of its task.
 
     Args:
         emulation: settings of the emulated GPU.
-        listens_at: when the instance has started, on the clock; nothing is loaded before.
+        listens_at: the clock's time at which the instance has started. Nothing is loaded before.
         clock: monotonic seconds.
-        sleep: for so many of them.
+        sleep: sleeps for so many seconds.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ReplayEngine:
         self._run: EmulatedBatch | None = None
 
     def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
-        """Take as long as loading these weights does, if others are held.
+        """Take the time of loading these weights, unless they are loaded.
 
         Raises:
             TaskError: `artifact_missing` or `data_invalid` for the trace.
@@ -85,10 +86,10 @@ class ReplayEngine:
         self._sleep(max(0.0, until - self._clock()))
 
     def prefetch(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """There are no weights to fetch."""
+        """Return nothing: there are no weights to fetch."""
 
     def sleep(self) -> None:
-        """Hold no weights and no keys and values: the next load takes its time."""
+        """Hold no weights, keys and values: the next load takes its time."""
         self._weights = self._run = None
         self._cached, self._cached_prompts = {}, set()
 
@@ -101,12 +102,13 @@ class ReplayEngine:
         *,
         keep_kv_cache: bool = False,
     ) -> "EmulatedBatch":
-        """Open a run. With drafts of any step before, as many tokens are drafted as make the least time a token. Keys
-        and values are as good with any weights.
+        """Open a run. Keys and values are as good with any weights.
+
+        With drafts of any earlier step, the number of drafted tokens is the one with the least time a token.
 
         Raises:
-            TaskError: `bad_request` for a sequence that does not fit the KV cache, `data_invalid` for an empty prompt
-                or one that the trace does not have.
+            TaskError: `bad_request` for a sequence that does not fit into the KV cache, `data_invalid` for an empty
+                prompt or one that the trace does not have.
         """
         if self._lengths is None or self._weights is None:
             raise TaskError("model_unloadable", "no weights are loaded")
@@ -128,7 +130,7 @@ class ReplayEngine:
 
 
 def read_lengths(emulation: EmulationSettings) -> TraceLengths:
-    """The trace of an emulated GPU.
+    """Read the trace of an emulated GPU.
 
     Raises:
         TaskError: if it can't be read.
@@ -141,7 +143,7 @@ def read_lengths(emulation: EmulationSettings) -> TraceLengths:
 
 
 def _length(lengths: TraceLengths, task: SequenceTask, longest: int) -> int:
-    """Length of a response: at least one token, and one more than it has already."""
+    """Return the length of a response: at least one token, and one more than it has already."""
     check_prompt(task)
     if task.prompt >= len(lengths.prompt_tokens):
         raise TaskError(
@@ -157,13 +159,13 @@ class _Pace(NamedTuple):
     """A decode step with some number of drafts for each sequence, on average."""
 
     tokens: float
-    """That each sequence gets."""
+    """Tokens that each sequence gets."""
     rows: float
-    """That it has for drafts."""
+    """Rows that each sequence has for drafts."""
 
 
 def _paces(emulation: EmulationSettings, longest_draft: int) -> list[_Pace]:
-    """Steps with 0, 1, 2, … drafts."""
+    """Return the steps with 0, 1, 2, … drafts."""
     coverage, tokens, chance = emulation.draft_coverage, 1.0, 1.0
     paces = [_Pace(1.0, 0.0)]
     for drafted in range(1, longest_draft + 1):
@@ -174,14 +176,14 @@ def _paces(emulation: EmulationSettings, longest_draft: int) -> list[_Pace]:
 
 
 class EmulatedBatch(EngineRun):
-    """A share being emulated; see `EngineRun`. What is computed stays ahead of the clock by a decode step at most.
+    """A share being emulated; see `EngineRun`. It is ahead of the clock by at most a decode step.
 
     Args:
-        lengths: of the whole response of each task.
-        kv_tokens: a sequence waits while the contexts of the batch and its own are more than this, unless it is alone.
-            What they then grow beyond it is not charged.
+        lengths: length of each task's whole response.
+        kv_tokens: capacity of the KV cache. A sequence waits while its context and those of the batch exceed it, unless
+            it is alone. Growth beyond it after admission does not count.
         cached: tokens of the contexts that the engine holds already.
-        cached_prompts: the prompts that it holds; those that the run computes are added.
+        cached_prompts: the prompts that it holds. The run adds those that it computes.
         drafts: whether there is anything to draft from.
     """
 
@@ -222,7 +224,7 @@ class EmulatedBatch(EngineRun):
         self._begun = clock()
         self._elapsed = 0.0
         self._steps = 0.0
-        """Tokens that a sequence in the batch since the beginning would have."""
+        """Tokens that a sequence would have if it had been in the batch since the beginning."""
         self._context = 0.0
         self._admitted_at: dict[Key, float] = {}
         self._running: dict[Key, SequenceTask] = {}
@@ -235,12 +237,12 @@ class EmulatedBatch(EngineRun):
 
     @property
     def computed(self) -> ComputedTokens:
-        """What has been computed so far."""
+        """Counts of the tokens computed so far."""
         made = sum(self._tokens_of(task) - len(task.response_tokens) for task in self._running.values())
         return self._computed + ComputedTokens(response=made)
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens came about, where tokens may be drafted: what drafting does on average."""
+        """Return counts of how the tokens were generated, if tokens may be drafted: the averages of drafting."""
         counts = super().decoding()
         if not counts.passes:
             return counts
@@ -258,20 +260,20 @@ class EmulatedBatch(EngineRun):
         )
 
     def lengths(self) -> list[tuple[int, int, int]]:
-        """(prompt, index, response tokens) of the running sequences."""
+        """Return (prompt, index, response tokens) of the running sequences."""
         return [(*key, self._tokens_of(task)) for key, task in self._running.items()]
 
     def contexts(self) -> dict[Key, int]:
-        """Tokens whose keys and values are held for each running sequence."""
+        """Return the number of tokens whose keys and values are held for each running sequence."""
         return {key: len(task.prompt_tokens) + self._tokens_of(task) for key, task in self._running.items()}
 
     def partials(self) -> list[SequenceResult]:
-        """Every running sequence as it is now."""
+        """Return every running sequence as it is now."""
         return [self._result(task, self._tokens_of(task)) for task in self._running.values()]
 
     def step(self) -> list[SequenceResult]:
-        """Decode until a sequence ends, or for one token, or for as many as take the least pause; return when the real
-        thing would have."""
+        """Decode until a sequence ends, or for one token, or for as many as take the least pause. Return when a real
+        engine would have returned."""
         until = self._elapsed + LEAST_PAUSE_SECONDS / self._emulation.time_scale
         self._admit()
         finished: list[SequenceResult] = []
@@ -327,7 +329,7 @@ class EmulatedBatch(EngineRun):
             heapq.heappush(self._ends, (self._steps + self._lengths[key] - len(task.response_tokens), key))
 
     def _tokens_of(self, task: SequenceTask) -> int:
-        """Response tokens of a running sequence."""
+        """Return the number of response tokens of a running sequence."""
         return len(task.response_tokens) + int(self._steps - self._admitted_at[task.prompt, task.index] + 1e-9)
 
     def _result(self, task: SequenceTask, tokens: int) -> SequenceResult:
@@ -346,7 +348,7 @@ class EmulatedBatch(EngineRun):
 
 
 def _tokens(seed: int, positions: Iterable[int]) -> list[int]:
-    """Tokens that depend on the sample and the position alone: those of SplitMix64, as in a real engine."""
+    """Return tokens that depend on the sample and the position alone: those of SplitMix64, as in a real engine."""
     with np.errstate(over="ignore"):
         state = np.uint64(seed % 2**64) + (np.fromiter(positions, np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

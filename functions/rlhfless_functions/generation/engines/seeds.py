@@ -6,6 +6,6 @@ from rlhfless_functions.api import Purpose
 
 
 def sample_seed(seed: int, purpose: Purpose, step: int, prompt: int, index: int) -> int:
-    """The sample's 64-bit key: BLAKE2b of its coordinates."""
+    """Return the sample's 64-bit key: BLAKE2b of its coordinates."""
     coordinates = f"{seed}/{purpose}/{step}/{prompt}/{index}"
     return int.from_bytes(hashlib.blake2b(coordinates.encode(), digest_size=8).digest(), "little")

@@ -43,7 +43,7 @@ class _Loaded:
     tokenizer: PreTrainedTokenizerBase
     masks: Masks
     arriving: stored.ArrivingPolicy | None = None
-    """Set if the model was loaded before all of its weights had arrived."""
+    """The weights on their way, if the model was loaded before all of them had arrived."""
 
 
 class TransformersEngine:
@@ -57,7 +57,7 @@ class TransformersEngine:
         self._loaded: _Loaded | None = None
         self._cache: SlotCache | None = None
         self._run: ContinuousBatch | None = None
-        """The last to write into the cache, if its rows may be kept."""
+        """The run that wrote into the cache last, if its rows may be kept."""
         self._tokenizer: tuple[ModelSettings, PreTrainedTokenizerBase] | None = None
         self._experience = DraftExperience(self._device.type)
         self._history = HistoryCache()
@@ -65,7 +65,7 @@ class TransformersEngine:
     def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Hold exactly these weights: swap them in if the model is the same, load it otherwise.
 
-        A model that is loaded may still get its weights afterwards, while the first prompts are computed.
+        A loaded model may still get its weights afterwards, while the first prompts are computed.
 
         Raises:
             TaskError: `artifact_missing` or `model_unloadable`; the engine then holds nothing.
@@ -89,7 +89,7 @@ class TransformersEngine:
     def prefetch(self, model: ModelSettings, weights: WeightsReference) -> stored.PrefetchedWeights:
         """Read weights into host memory, in the model's number format, for a later `load`.
 
-        As much memory as they take has to stay free beside them.
+        As much memory as they take must stay free beside them.
 
         Raises:
             TaskError: if they cannot be had or do not fit the model, or there is too little memory.
@@ -122,7 +122,7 @@ class TransformersEngine:
         return _Loaded(model, weights, policy, self._tokenizer[1], masks, arriving)
 
     def _drop(self, held: _Loaded) -> None:
-        """Give back the memory of a model that is of no use any more."""
+        """Give back the memory of a model that is not used any more."""
         arriving = held.arriving
         if arriving is None:
             empty(held.policy)
@@ -133,7 +133,7 @@ class TransformersEngine:
         arriving.abandon()
 
     def sleep(self) -> None:
-        """Release the memory of model and KV cache. The model is read again from files on the host."""
+        """Release the memory of the model and the KV cache. The model is read again from files on the host."""
         if self._loaded is not None:
             self._drop(self._loaded)
         if self._cache is not None:
@@ -184,7 +184,7 @@ class TransformersEngine:
         eos = eos_token_ids(model, tokenizer)
         arriving = self._loaded.arriving
         if arriving is not None and arriving.is_settled:
-            # What a pass computes from now on is never computed again.
+            # All weights are sound, so no pass has to be computed again.
             arriving = None
         drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
         run = ContinuousBatch(
@@ -221,14 +221,14 @@ class TransformersEngine:
         return Drafter(self._experience, padded_rows(slots, self._device), longest, known_tokens, vocabulary, history)
 
     def _keep(self, tasks: Sequence[SequenceTask], slots: int, rows: int, capacity: int) -> KeptRows:
-        """The rows of the last run that tasks go on with; none if the cache is too small for the new run."""
+        """Return the rows of the last run that tasks continue; none if the cache is too small for the new run."""
         held, run = self._cache, self._run
         if held is None or run is None or held.slots < rows or held.capacity < capacity:
             return KeptRows()
         return keep_rows(run.held_rows(), tasks, slots)
 
     def _reserve(self, slots: int, capacity: int) -> SlotCache:
-        """The cache of the last run if it is large enough and not far too large, otherwise a new one."""
+        """Return the last run's cache if it is large enough and not far too large, otherwise a new one."""
         held = self._cache
         fits = held is not None and held.slots >= slots and held.capacity >= capacity
         if held is None or not fits or held.slots * held.capacity > 2 * slots * capacity:
@@ -238,12 +238,12 @@ class TransformersEngine:
 
 
 def _takes(held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
-    """Whether the model in memory can take these weights in place. With an adapter its backbone stays."""
+    """Return whether the model in memory can take these weights in place. With an adapter its backbone stays."""
     return held.settings == model and (model.lora is None or held.weights.uri == weights.uri)
 
 
 def _can_take(held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
-    """Whether it can once its own weights, which may still be on their way, have arrived; waits for them if it must."""
+    """Return whether it can, once its own weights have arrived; wait for them if necessary."""
     arriving = held.arriving
     if not _takes(held, model, weights) or (arriving is not None and arriving.failed):
         return False
@@ -257,7 +257,8 @@ def _can_take(held: _Loaded, model: ModelSettings, weights: WeightsReference) ->
 
 
 def _take_over(held: _Loaded, weights: WeightsReference, prefetched: stored.PrefetchedWeights) -> _Loaded | None:
-    """The model with prefetched weights; as it was if they are not of use; None if that broke off."""
+    """Return the model with prefetched weights; the unchanged model if they are not of use; None if the change broke
+    off."""
     if not prefetched.is_of(held.policy, weights):
         return held
     try:
@@ -271,7 +272,7 @@ def _take_over(held: _Loaded, weights: WeightsReference, prefetched: stored.Pref
 
 
 def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a response: those of the generation config, and the tokenizer's."""
+    """Return every token that ends a response, from the generation config and from the tokenizer."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
@@ -290,5 +291,5 @@ def _check_positions(tasks: Sequence[SequenceTask], sampling: EngineSampling, po
 
 
 def _backbone(policy: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The transformers model itself; adapters are layers inside it."""
+    """Return the transformers model itself; adapters are layers inside it."""
     return cast(PreTrainedModel, policy.get_base_model()) if isinstance(policy, PeftModel) else policy
