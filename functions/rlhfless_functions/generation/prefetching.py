@@ -1,7 +1,7 @@
 """Fetches the next version of the weights into host memory while the engine decodes.
 
-It is a cache. A request waits for nothing but a version that is just being fetched, and loads its weights as it always
-does where they are not ready. A fault is logged once a version and has no other effect.
+It is a cache. A request waits only for a version that is just being fetched. If its weights are not ready, it loads
+them as usual. A fault is logged once a version and has no other effect.
 """
 
 import logging
@@ -16,16 +16,16 @@ from rlhfless_functions.api import NextWeights, WeightsReference
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.2
-"""Time between two looks for the next version on a file system of this machine."""
+"""Seconds between checks for the next version on a file system of this machine."""
 STORE_LOOK_SECONDS = 1.0
-"""The same in an object store, which charges for each look."""
+"""Seconds between checks in an object store, which charges for each."""
 
 Fetch = Callable[[NextWeights], Any]
-"""Reads a version into host memory, and returns what the engine's `load` takes."""
+"""Reads a version into host memory, and returns the input of the engine's `load`."""
 
 
 class WeightsPrefetcher:
-    """Watches for the next versions in a thread of its own while a request decodes. Holds at most one version."""
+    """Watches for the next versions in a thread of its own while a request decodes. It holds at most one version."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -37,17 +37,17 @@ class WeightsPrefetcher:
 
     @property
     def settled(self) -> int | None:
-        """The newest version that a request need not be held back for: it is in host memory, or could not be put there;
-        at first the version that the running request decodes with. None while nothing is watched for."""
+        """Newest version for which a request need not be held back: it is in host memory, or could not be put there. At
+        first it is the version with which the running request decodes. None while nothing is watched for."""
         return self._settled
 
     def watch(self, present: int, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
         """Look for newer versions from now on, and fetch the newest one.
 
         Args:
-            present: the version that the engine holds.
+            present: version in the engine.
             upcoming: versions in the order in which they will appear.
-            fetch: is called in the thread.
+            fetch: called in the thread.
         """
         self.pause()
         with self._changed:
@@ -62,14 +62,14 @@ class WeightsPrefetcher:
                 threading.Thread(target=self._run, args=(self._watch,), name="prefetch", daemon=True).start()
 
     def pause(self) -> None:
-        """Look no further. A version that is being fetched is still fetched to its end."""
+        """Stop watching. A fetch under way goes on to its end."""
         with self._changed:
             self._settled = None
             if self._watch is not None:
                 self._watch.ended.set()
 
     def stop(self) -> None:
-        """Look no further, and forget what is ready and what is being fetched."""
+        """Stop watching, and forget the version that is ready or being fetched."""
         self.pause()
         with self._changed:
             if self._fetching is not None:
@@ -79,7 +79,7 @@ class WeightsPrefetcher:
             self._changed.notify_all()
 
     def take(self, weights: WeightsReference) -> Any | None:
-        """What a fetch of this version returned, once; None if it is not here. Waits while it is being fetched."""
+        """Return the result of this version's fetch, once; None if there is none. Wait while it is being fetched."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_awaited(weights))
             if self._ready is None or self._ready[0] != weights:
@@ -104,7 +104,7 @@ class WeightsPrefetcher:
                 watch.ended.wait(max(0.0, began + pace - time.monotonic()))
 
     def _published(self, upcoming: Sequence[NextWeights], watch: "_Watch") -> int:
-        """How many of the versions are there."""
+        """Return the number of versions that are published."""
         try:
             found = 0
             while found < len(upcoming) and _is_published(upcoming[found]):
@@ -118,7 +118,7 @@ class WeightsPrefetcher:
     def _fetch(self, upcoming: NextWeights, watch: "_Watch") -> None:
         weights, began = upcoming.weights, time.monotonic()
         with self._changed:
-            # Of an earlier request there may be a fetch that has not ended.
+            # A fetch of an earlier request may not have ended.
             self._changed.wait_for(lambda: self._fetching is None)
             if watch.ended.is_set():
                 return
@@ -145,14 +145,14 @@ class WeightsPrefetcher:
 
 
 class _Watch:
-    """What one request watches for."""
+    """The watch of one request."""
 
     def __init__(self, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
         self.upcoming = upcoming
         self.fetch = fetch
         self.ended = threading.Event()
         self.forgotten = False
-        """Whether the outcome of a fetch is of no use any more."""
+        """Whether the result of a fetch is not needed any more."""
         self.has_warned = False
 
 
@@ -161,7 +161,8 @@ def _folder(upcoming: NextWeights) -> str:
 
 
 def _is_published(upcoming: NextWeights) -> bool:
-    """Whether the manifest can be read: one GET, where to ask an object store for a file that is not there lists, too.
+    """Return whether the manifest can be read. This is one GET: asking an object store for a missing file would also
+    list.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.

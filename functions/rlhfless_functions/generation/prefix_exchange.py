@@ -1,9 +1,9 @@
-"""Keys and values of shared prefixes on their way through a store that is no file system of this machine.
+"""Keys and values of shared prefixes on their way through a store that is not a file system of this machine.
 
-An engine reads and writes files in a local folder. Threads beside it upload the files that it writes and download those
-that it waits for, and it never waits for the store itself. An object is named after its file and the checksum of its
-content. A reader that finds other content takes it for missing. Some stores show an object before all of it is there,
-and so it looks at such an object a few times.
+An engine reads and writes files in a local folder. Threads beside it upload the files that it writes, and download
+those that it waits for. It never waits for the store itself. The name of an object has the name of its file and the
+checksum of its content. A reader that finds other content takes the object for missing. Some stores show an object
+before all of it has arrived, so a reader checks such an object a few times.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from rlhfless_functions.artifacts.files import join, list_files, remote
 
 _THREADS = 4
 _FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.1, 1.0
-"""Between two looks into the store for what is wanted: each is half as long again as the one before."""
+"""Seconds between checks of the store for wanted files. Each pause is half as long again as the one before."""
 _WRITE_SECONDS, _WRITE_LOOKS = 0.02, 1000
-"""Between two looks for a file that the engine is writing, and how many there are at most."""
+"""Seconds between checks for a file that the engine is writing, and the most checks."""
 _MOST_REFUSALS = 5
-"""How often an object is looked at that does not have the content that was sent."""
+"""Most checks of an object that does not have the sent content."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,21 +41,21 @@ class PrefixExchange:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self.folder = Path(tempfile.mkdtemp(prefix="rlhfless-prefixes-"))
-        """Where the engine reads and writes them, until the exchange is closed."""
+        """Folder in which the engine reads and writes the files, until the exchange is closed."""
         self._threads = ThreadPoolExecutor(_THREADS, "prefixes")
         self._closed = threading.Event()
         self._changing = threading.Lock()
         self._asked: set[str] = set()
         """Files that the engine has ever wanted."""
         self._missing: set[str] = set()
-        """Those of them that are not here and not being fetched."""
+        """Wanted files that are neither here nor being fetched."""
         self._looking = False
         self._refused: Counter[str] = Counter()
-        """How often an object did not have the content that was sent."""
+        """Number of times that an object did not have the sent content."""
         self._seconds = {"seconds_sent": 0.0, "seconds_fetched": 0.0}
 
     def want(self, name: str) -> None:
-        """Fetch a file as soon as another instance has sent it. It appears in the folder whole."""
+        """Fetch a file as soon as another instance has sent it. It appears in the folder as a whole."""
         if name not in self._asked:
             self._asked.add(name)
             self._miss(name)
@@ -65,12 +65,12 @@ class PrefixExchange:
         self._threads.submit(self._send, name)
 
     def seconds(self) -> dict[str, float]:
-        """What the store has taken so far: `seconds_sent` and `seconds_fetched`, over all files."""
+        """Return the seconds that the store has taken so far, over all files: `seconds_sent` and `seconds_fetched`."""
         with self._changing:
             return dict(self._seconds)
 
     def close(self) -> None:
-        """Send what has been written, fetch nothing more, and remove the folder."""
+        """Send the written files, fetch nothing more, and remove the folder."""
         self._closed.set()
         self._threads.shutdown(wait=True)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -83,7 +83,7 @@ class PrefixExchange:
             threading.Thread(target=self._look, name="prefixes-look", daemon=True).start()
 
     def _look(self) -> None:
-        """Look for what is missing until it is there, ever less often while nothing is found."""
+        """Look for missing files until none is missing, ever less often while none is found."""
         pause = _FIRST_LOOK_SECONDS
         while not self._closed.is_set():
             found = self._found()
@@ -98,14 +98,14 @@ class PrefixExchange:
             self._closed.wait(pause)
 
     def _found(self) -> dict[str, str]:
-        """Objects for files that were missing, which are missing no more."""
+        """Return the objects of files that were missing and are not any more."""
         try:
             uris = list_files(self._uri)
         except ArtifactError as error:
             logger.warning("shared prefixes can't be looked for now: %s", error)
             return {}
         with self._changing:
-            # Of several objects for a file the last one counts.
+            # Of several objects for a file, the last counts.
             usable = (uri for uri in uris if self._refused[uri] < _MOST_REFUSALS)
             uris = sorted(usable, key=lambda uri: -self._refused[uri])
             by_name = {uri.rsplit("/", 1)[-1].rpartition(".")[0]: uri for uri in uris}

@@ -1,4 +1,4 @@
-"""What earlier attempts left of a share: finished samples, and the longest partial ones."""
+"""Samples that earlier attempts left of a share: the finished ones, and the longest partial ones."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +13,14 @@ class EarlierSamples:
     """Samples by (prompt, index)."""
 
     finished: dict[str, list[GeneratedSample]] = field(default_factory=dict)
-    """By the part that holds them."""
+    """Finished samples, by the part that holds them."""
     partial: dict[tuple[int, int], GeneratedSample] = field(default_factory=dict)
-    """The longest partial one of each sample that is not finished."""
+    """The longest partial sample of each that is not finished, by (prompt, index)."""
 
 
 def rollout_parts(sink: str) -> list[str]:
-    """URIs of the parts in an attempt's folder, oldest first. A part is whole or absent, however the attempt ended."""
+    """Return the URIs of the parts in an attempt's folder, oldest first. A part is whole or absent, however the attempt
+    ended."""
     return [uri for uri in artifacts.list_files(sink) if uri.endswith(".parquet")]
 
 
@@ -32,10 +33,10 @@ def find_earlier(
     """Look through earlier attempts.
 
     Args:
-        places: their folders or single parts, in any order.
+        places: folders of the attempts, or single parts, in any order.
         wanted: the samples of the share.
-        versions: weights versions whose tokens count; a sample with a token of another one is passed over.
-        known_until: by folder, a part that is passed over with all before it.
+        versions: weights versions whose tokens count. A sample with a token of another version is skipped.
+        known_until: by folder, a part that is skipped with all before it.
 
     Raises:
         ArtifactError: if the store cannot be read.

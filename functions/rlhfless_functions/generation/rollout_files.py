@@ -1,4 +1,4 @@
-"""When and how generated samples leave the instance."""
+"""Rollout files: the schedule by which generated samples leave the instance, and the thread that writes them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +10,9 @@ from rlhfless_functions.api import Event, FinishedSample, Partial, Samples
 from rlhfless_functions.data.rollouts import GeneratedSample, write_rollouts
 
 GROUP_SECONDS = 0.2
-"""Least time between two parts that are written because a group is complete, while few samples wait."""
+"""Least seconds between two parts that are written because a group is complete, while few samples wait."""
 GROUP_SHARE = 8
-"""So many parts at least a share is worth: an eighth of it is never held back once a group is complete."""
+"""Least number of parts of a share. Once a group is complete, an eighth of the share is never held back."""
 
 
 @dataclass
@@ -31,16 +31,16 @@ class FlushSchedule:
     _group_complete: bool = False
 
     def group_completed(self) -> None:
-        """All samples of a prompt in this share have finished."""
+        """Record that all samples of a prompt in this share have finished."""
         self._group_complete = True
 
     def flushed(self, now: float) -> None:
-        """A part has been handed over."""
+        """Record that a part has been handed over."""
         self.now = now
         self._group_complete = False
 
     def due(self, now: float, pending: int) -> Literal["nothing", "finished", "everything"]:
-        """What to write, with so many finished samples pending: those alone, or the running ones' tokens too."""
+        """Return what to write, with so many finished samples pending: those alone, or the running ones' tokens too."""
         waited = now - self.now
         if waited >= self.flush_seconds:
             return "everything"
@@ -53,9 +53,9 @@ class RolloutPublisher:
     """Writes rollout parts in a thread of its own while generation continues, and announces each once it is stored.
 
     Args:
-        sink: the attempt's folder.
-        parts: what is in it already; new parts are numbered on.
-        emit: thread-safe.
+        sink: folder of the attempt.
+        parts: parts that are in it already. The numbers of new parts continue theirs.
+        emit: sends an event; thread-safe.
     """
 
     def __init__(self, sink: str, parts: Sequence[str], emit: Callable[[Event], None]) -> None:
@@ -65,7 +65,7 @@ class RolloutPublisher:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._last: Future[None] | None = None
         self.parts = list(parts)
-        """URIs of all parts of the attempt, those in the making included."""
+        """URIs of all parts of the attempt, including those that are being written."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,12 +81,12 @@ class RolloutPublisher:
         return self._last is None or self._last.done()
 
     def check(self) -> None:
-        """Raise what kept a part from being written."""
+        """Raise the error that kept a part from being written."""
         if self._last is not None and self._last.done():
             self._last.result()
 
     def publish(self, finished: Sequence[GeneratedSample], partial: Sequence[GeneratedSample]) -> None:
-        """Hand a part over; nothing is written where there is nothing."""
+        """Hand a part over; do nothing if it is empty."""
         if finished or partial:
             uri = artifacts.join(self._sink, f"part-{self._next:06d}.parquet")
             self._next += 1
@@ -103,7 +103,7 @@ class RolloutPublisher:
         if previous is not None:
             previous.result()
         write_rollouts(uri, [*finished, *partial])
-        # Of a part whose announcement is broken off, at least the unfinished samples are known to be there.
+        # The announcement of a part may be cut short. Then at least its unfinished samples are known.
         if partial:
             self._emit(Partial(samples=announced(partial), part=uri))
         if finished:
@@ -111,7 +111,7 @@ class RolloutPublisher:
 
 
 def announced(rollouts: Iterable[GeneratedSample]) -> list[FinishedSample]:
-    """Samples as an event names them."""
+    """Return samples as an event names them."""
     return [
         FinishedSample(
             prompt=rollout.prompt,

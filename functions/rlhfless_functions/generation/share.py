@@ -1,4 +1,4 @@
-"""One request's share of the samples: what is generated, published and reported of it."""
+"""The work of one request: generates its share of the samples, publishes them, and reports on them."""
 
 import logging
 from collections import Counter
@@ -92,7 +92,7 @@ class Share:
         now = began = self._clock()
         schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
-        # Samples gathered from many sinks are now in one, for a later attempt.
+        # This part has the samples of all sinks, for a later attempt.
         self._publish(partials=True)
         first = True
         while (run.running or run.waiting) and self._context.stop_reason is None:
@@ -115,7 +115,7 @@ class Share:
         run.close()
 
     def result(self) -> GenerationResult:
-        """What became of the share."""
+        """Return the result of the share."""
         return GenerationResult(
             finished=self._finished,
             unfinished=len(self._request.samples) - self._finished,
@@ -182,7 +182,7 @@ class Share:
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
-    """By prompt."""
+    """Return the shared prefixes, by prompt."""
     given = request.shared_prefixes
     if given is None:
         return {}

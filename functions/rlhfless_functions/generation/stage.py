@@ -1,8 +1,8 @@
 """The generation stage: samples the responses of a share at one weights version, and publishes them as they finish.
 
 A response that older weights began keeps their tokens and log-probabilities. The rest is sampled with the request's
-weights, which compute the keys and values of all tokens before it anew. If the request says so, the engine keeps those
-of the older weights instead, as far as it has them.
+weights, which compute the keys and values of all earlier tokens anew. If the request says so, the engine keeps those of
+the older weights instead, as far as it has them.
 """
 
 import logging
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 class Generator:
-    """Generation's code with the caches of one instance.
+    """The code of the generation stage, with the caches of one instance.
 
     Args:
-        engine: the engine; by default the one of the settings.
+        engine: the engine; by default the engine of the settings.
         clock: monotonic seconds.
-        settings: of the engine, until a request brings others.
+        settings: settings of the engine, until a request brings others.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Generator:
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
         self._told = artifacts.fetched()
-        """What requests have told of. An instance of generation fetches nothing but weights."""
+        """Fetches that earlier requests have reported. An instance of generation fetches nothing but weights."""
         self._loaded = False
-        """Whether an engine has had weights: it takes only the first ones as they come."""
+        """Whether an engine has had weights. Only the first weights are loaded while they arrive."""
         self._prefetcher = WeightsPrefetcher()
         self._relayed: WeightsReference | None = None
         """The version that this instance has passed on last."""
 
     @property
     def engine(self) -> str | None:
-        """What generates here and why; None until that has been chosen."""
+        """The engine that generates and the reason for it; None until it has been chosen."""
         return str(self._made[0]) if self._made else None
 
     def preload(
@@ -81,13 +81,13 @@ class Generator:
         self._load(self._engine(self._settings, model), model, weights, sources)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
-        """Generate a share, or as much of it as there is time for.
+        """Generate a share, or as much of it as time allows.
 
-        Samples that an earlier attempt finished are announced again and not generated; partial ones are continued.
-        When the task is told to stop, everything sampled so far is published, and the result counts what is left.
+        Samples that an earlier attempt finished are announced again and not generated. Partial ones are continued. When
+        the task is told to stop, everything sampled so far is published, and the result counts the rest.
 
         Raises:
-            TaskError: for a share, prompts or weights that cannot be had, and for a model that has diverged.
+            TaskError: the share, the prompts or the weights can't be had, or the model has diverged.
         """
         with store_errors():
             prompts = _prompts(request)
@@ -118,10 +118,10 @@ class Generator:
         return share.result()
 
     def sleep(self) -> None:
-        """Give the device's memory back; what generates stays chosen.
+        """Give the device's memory back. The choice of the engine stays.
 
         Raises:
-            TaskError: `engine_lost`, where that takes the end of the process.
+            TaskError: `engine_lost`, if only the end of the process releases the memory.
         """
         self._prefetcher.stop()
         engine = self._given or (self._made[2] if self._made else None)
@@ -131,7 +131,7 @@ class Generator:
     def _load(
         self, engine: Engine, model: ModelSettings, weights: WeightsReference, sources: artifacts.Sources | None
     ) -> bool:
-        """Returns whether the weights had been prefetched."""
+        """Load weights. Return whether they had been prefetched."""
         prefetched = self._prefetcher.take(weights)
         self._relay(weights, sources)
         engine.load(model, weights, prefetched)
@@ -149,18 +149,18 @@ class Generator:
         self._prefetcher.watch(request.weights.version, request.next_weights, fetch)
 
     def _relay(self, weights: WeightsReference, sources: artifacts.Sources | None) -> None:
-        """Fetch weights from other instances, and pass them on, unless they are an adapter or in a file system of this
+        """Fetch weights from other instances, and pass them on. Do nothing for an adapter, or on a file system of this
         machine."""
         travels = weights.adapter is None and artifacts.local_path(weights.uri) is None
         if sources is not None and travels and self._relayed != weights:
-            # The engine finds the copy, and never asks where it is from.
+            # The engine finds the copy, and does not know its source.
             arriving = artifacts.arrive(weights.uri, sources=sources)
             if self._loaded:
                 arriving.result()
             self._relayed = weights
 
     def _fetched(self, prefetched: bool) -> WeightsFetched:
-        """What was fetched since the last request."""
+        """Return the counts of fetches since the last request."""
         before, now = self._told, artifacts.fetched()
         self._told = now
         return WeightsFetched(
@@ -173,7 +173,7 @@ class Generator:
         )
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
-        """The present engine, if it is the wanted one."""
+        """Return the present engine, if it is the wanted one; make it otherwise."""
         if self._given is not None:
             return self._given
         choice = choose_engine(settings, model)
@@ -184,18 +184,18 @@ class Generator:
 
 
 def _versions(request: GenerationRequest) -> range:
-    """The weights versions whose tokens are kept."""
+    """Return the weights versions whose tokens are kept."""
     newest = request.weights.version
     return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
 
 
 def _sources(chain: Sequence[str] | None, line: str | None, context: TaskContext) -> artifacts.Sources | None:
-    """Where to fetch weights from; None if that is the store alone."""
+    """Return the instances from which to fetch weights; None if the store is the only source."""
     return artifacts.Sources.of_chain(chain, context.address, context.token, line) if chain is not None else None
 
 
 def _prompts(request: GenerationRequest) -> dict[int, Prompt]:
-    """The share's prompts by row, checked."""
+    """Return the share's prompts by row, checked."""
     most_common = Counter((sample.prompt, sample.index) for sample in request.samples).most_common(1)[0]
     if most_common[1] > 1:
         prompt, index = most_common[0]

@@ -1,8 +1,8 @@
 """The engine on vLLM.
 
-- `engine` is the interface's implementation, `run` one share's run. `installation` and `importing` find vLLM,
-  `arguments` and `starting` start it, `compiled_code` keeps its compiled code, `arriving` lets it start while weights
-  come.
+- `engine`: the interface's implementation. `run`: the run of one share.
+- `installation` and `importing`: find and import vLLM. `arguments` and `starting`: start it. `compiled_code`: reuse its
+  compiled code. `arriving`: start it while weights arrive.
 - `extension` and `worker` are in vLLM's own processes: `draws` and `verification` sample there.
 - `adapters`, `prefixes`, `salts`, `drafting`, `sleep` and `limits` are one feature each.
 """

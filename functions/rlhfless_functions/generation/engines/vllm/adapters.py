@@ -15,12 +15,12 @@ from rlhfless_functions.weights.source import unloadable, weights_folder
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM can make room for; it pads a smaller rank."""
 _SLOTS = 2
-"""One slot more than there are adapters at a time. If all slots are taken, vLLM may use the wrong adapter for a request
-without one."""
+"""Number of adapter slots: one more than there are adapters at a time. If all slots are taken, vLLM may use the wrong
+adapter for a request without one."""
 
 
 def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
-    """Arguments of vLLM's engine for a job that trains an adapter.
+    """Return the arguments of vLLM's engine for a job that trains an adapter.
 
     Raises:
         TaskError: `bad_request` for a rank that is too large for vLLM.
@@ -36,7 +36,7 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
 
 
 def _room(lora: LoraSettings) -> int | None:
-    """The smallest of vLLM's ranks that is large enough."""
+    """Return the smallest of vLLM's ranks that is large enough."""
     return next((rank for rank in RANKS if lora.rank <= rank), None)
 
 
@@ -58,7 +58,8 @@ class Adapters:
         """The adapter that a request names; None for the backbone alone."""
 
     def take(self, lora: LoraSettings | None) -> bool:
-        """Whether there is room for adapters with these settings. An adapter's folder has its scale and targets."""
+        """Return whether there is room for adapters with these settings. An adapter's folder has its scale and
+        targets."""
         return lora is not None and self._rank is not None and lora.rank <= self._rank
 
     def use(self, weights: WeightsReference) -> None:

@@ -86,15 +86,15 @@ def engine_arguments(
     device: torch.device,
     known: frozenset[str],
 ) -> dict[str, Any]:
-    """Arguments of vLLM's engine.
+    """Return the arguments of vLLM's engine.
 
     Args:
         folder: local folder of the first weights.
-        config: its configuration.
-        model: the job's.
-        settings: the job's.
-        device: the kind of the device.
-        known: the arguments of this version of vLLM.
+        config: configuration in that folder.
+        model: the job's model.
+        settings: the job's engine settings.
+        device: kind of the device.
+        known: arguments of this version of vLLM.
 
     Raises:
         TaskError: `bad_request` for a KV cache that is too small for one sequence, and for arguments that vLLM does not
@@ -133,10 +133,13 @@ def engine_arguments(
 
 
 def drafts(settings: EngineSettings, device: torch.device) -> bool:
-    """Whether vLLM starts with drafting. Three cases are not supported yet: a GPU, because its CUDA graphs of whole
-    passes are for passes without drafts or with equally many for each request, and what that costs has not been
-    measured; tensor parallelism, because each rank would draft for itself; shared prefixes, because that is not
-    tested."""
+    """Return whether vLLM starts with drafting. Three cases are not supported yet.
+
+    - A GPU: its CUDA graphs of whole passes are for passes without drafts or with equally many for each request. The
+      cost of that has not been measured.
+    - Tensor parallelism: each rank would draft for itself.
+    - Shared prefixes: not tested.
+    """
     return (
         settings.drafting == "auto"
         and device.type == "cpu"
@@ -146,8 +149,8 @@ def drafts(settings: EngineSettings, device: torch.device) -> bool:
 
 
 def _drafting(arguments: dict[str, Any], *, adapter: bool) -> dict[str, Any]:
-    """vLLM's speculative decoding with our proposer. With adapters, its passes need room for the longest drafts of a
-    full batch."""
+    """Return the arguments of vLLM's speculative decoding with our proposer. With adapters, its passes need room for
+    the longest drafts of a full batch."""
     longest, batch = LONGEST_DRAFT, arguments["max_num_seqs"]
     room = {}
     if adapter and "max_num_batched_tokens" in arguments:
@@ -179,8 +182,8 @@ def _kv_cache(
     device: torch.device,
     arguments: dict[str, Any],
 ) -> dict[str, Any]:
-    """Size of the KV cache: the job's budget. Without one, on a CPU, the need of full batches, if there is so much
-    memory."""
+    """Return the size of the KV cache: the job's budget. Without one, on a CPU, full batches determine it, if there is
+    so much memory."""
     text = config.get_text_config()
     longest = arguments["max_model_len"] or text.max_position_embeddings
     block = arguments.get("block_size") or CPU_BLOCK_TOKENS
@@ -202,7 +205,7 @@ def _kv_cache(
 
 
 def _within(config: PretrainedConfig, tokens: int | None) -> int | None:
-    """At most the model's number of positions. Longer sequences are refused one by one."""
+    """Return at most the model's number of positions. Longer sequences are refused one by one."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return min(tokens, positions) if tokens and positions else tokens
 

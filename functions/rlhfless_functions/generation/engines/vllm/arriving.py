@@ -1,8 +1,8 @@
-"""vLLM starts while its first weights are fetched, or while their checksums are compared.
+"""The start of vLLM while its first weights are fetched, or while their checksums are compared.
 
-Its start takes longer than many a download: imports, configuration, building the model. For that it needs the model's
-small files. The tensors it gets from a loader that waits for one file after the other. No file is read before it is
-complete and checked, unless it was on this machine before.
+vLLM often takes longer to start than the weights to arrive: imports, configuration, building the model. For that it
+needs the model's small files. A loader gives it the tensors, and waits for one file after the other. No file is read
+before it is complete and checked, unless it was on this machine before.
 """
 
 import logging
@@ -31,11 +31,11 @@ _LOAD_FORMAT = "rlhfless"
 
 
 class ArrivingWeights:
-    """The first weights of an engine. Making it begins to fetch or to check them.
+    """The first weights of an engine. The constructor begins to fetch or to check them.
 
     Args:
         uri: the folder of the weights.
-        model: the job's.
+        model: the job's model.
 
     Raises:
         TaskError: they cannot be had.
@@ -62,11 +62,11 @@ class ArrivingWeights:
         return self._copy is None
 
     def prepare(self, config: PretrainedConfig, settings: EngineSettings) -> None:
-        """Wait until vLLM can start. The folder may be another one afterwards.
+        """Wait until vLLM can start. The weights may then be in another folder.
 
         Args:
-            config: the weights'.
-            settings: the job's.
+            config: configuration of the weights.
+            settings: the job's engine settings.
 
         Raises:
             TaskError: the weights cannot be had.
@@ -80,14 +80,14 @@ class ArrivingWeights:
                 self.close()
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM with which it loads these weights."""
+        """Return the arguments with which vLLM loads these weights."""
         if self.is_whole:
             return {}
         _register_loader(self._arriving, self._files)
         return {"load_format": _LOAD_FORMAT}
 
     def complete(self) -> Path:
-        """The whole folder, checked. What was computed with the weights may be used now.
+        """Return the whole folder, checked. Results computed with the weights may then be used.
 
         Raises:
             TaskError: the weights cannot be had.
@@ -96,10 +96,10 @@ class ArrivingWeights:
             return self._arriving.result()
 
     def check_why(self, error: Exception) -> None:
-        """Raise what is wrong with the weights, if that is why vLLM did not start.
+        """Raise the weights' own error, if it is the reason that vLLM did not start.
 
         Args:
-            error: what the start raised.
+            error: error of the start.
 
         Raises:
             TaskError: the weights cannot be had.
@@ -111,7 +111,7 @@ class ArrivingWeights:
                 raise reason from error
 
     def close(self) -> None:
-        """vLLM has started, or never will."""
+        """Record that vLLM has started, or never will."""
         if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
@@ -125,7 +125,7 @@ class ArrivingWeights:
         return place
 
     def _why_whole(self, config: PretrainedConfig, settings: EngineSettings) -> str | None:
-        """Why vLLM has to have all files at once; None if it need not."""
+        """Return the reason why vLLM needs all files at once; None if it does not."""
         if settings.vllm.tensor_parallel_size > 1:
             return "its workers are other processes"
         if any(name.lstrip("-").replace("-", "_") == "load_format" for name in settings.vllm.extra_args):
@@ -147,7 +147,7 @@ class ArrivingWeights:
 
 
 def layout_of(folder: Path, uri: str) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor of a checkpoint, by its name.
+    """Return the shape of each tensor of a checkpoint, by its name.
 
     Raises:
         TaskError: it has no safetensors files, or others than its index names.
@@ -158,11 +158,11 @@ def layout_of(folder: Path, uri: str) -> dict[str, tuple[int, ...]]:
 
 
 def _register_loader(arriving: artifacts.Arriving, files: list[str]) -> None:
-    """Teach vLLM to load a model from files that arrive. A start of vLLM finds the newest that was registered.
+    """Teach vLLM to load a model from files that arrive. A start of vLLM uses the loader that was registered last.
 
     Args:
         arriving: the folder.
-        files: names of its files of tensors.
+        files: names of the files with tensors.
     """
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader

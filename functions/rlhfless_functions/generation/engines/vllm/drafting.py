@@ -60,12 +60,12 @@ class DraftedRequests:
         return self._drafter
 
     def add(self, name: str, task: SequenceTask) -> None:
-        """A request has been handed to vLLM."""
+        """Record that a request has been handed to vLLM."""
         self._rows[name] = row = self._free.pop()
         self._tasks[row] = task
 
     def finished(self, name: str, response: Sequence[int]) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         row = self._rows.pop(name)
         self._drafter.released([row], [response])
         self._tasks[row] = None
@@ -75,7 +75,7 @@ class DraftedRequests:
     def propose(
         self, names: Sequence[str], sampled: Sequence[Sequence[int]], tried: Sequence[int], requests: Any
     ) -> list[list[int]]:
-        """The drafts that the next pass tries, for each request of vLLM's batch; an empty list means none.
+        """Return the drafts of the next pass for each request of vLLM's batch; an empty list means none.
 
         Args:
             names: names of the requests, in the batch's order.
@@ -169,7 +169,7 @@ class Proposer:
     """The class that vLLM asks for drafts (`speculative_config`, method `custom_class`).
 
     Args:
-        vllm_config: vLLM's.
+        vllm_config: vLLM's configuration.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -179,7 +179,7 @@ class Proposer:
         self._runner: Any = None
 
     def attach(self, runner: Any) -> None:
-        """Look into this model runner's batch."""
+        """Read this model runner's batch from now on."""
         self._runner = runner
         # For a sequence near its longest length, vLLM would try zeros as the drafts of all sequences.
         runner.effective_drafter_max_model_len = 1 << 62
@@ -190,7 +190,7 @@ class Proposer:
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
-        """Drafts for each request of the batch."""
+        """Return drafts for each request of the batch."""
         if self.requests is None:
             return [[] for _ in sampled_token_ids]
         names = self._runner.input_batch.req_ids

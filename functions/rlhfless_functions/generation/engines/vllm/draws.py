@@ -19,9 +19,9 @@ run."""
 class CounterSampler(torch.nn.Module):
     """Replaces vLLM's own draw: the random number of a token depends only on the sample and the position.
 
-    vLLM restarts the generator of a seeded request when the request continues a response, and would repeat its
-    numbers. On a CPU, a seed is an error if a prompt is prefilled in chunks. So requests have no seed. They carry the
-    key of the counter-based numbers that the transformers engine uses too, and equal logits give equal tokens.
+    vLLM restarts the generator of a seeded request when the request continues a response, and would repeat its numbers.
+    On a CPU, a seed is an error if a prompt is prefilled in chunks. So requests have no seed. They carry the key of the
+    counter-based numbers that the transformers engine uses too, and equal logits give equal tokens.
 
     Args:
         runner: vLLM's model runner. Its batch has the request and the position of each row of logits.
@@ -34,10 +34,10 @@ class CounterSampler(torch.nn.Module):
     def forward(
         self, logits: torch.Tensor, generators: Any, k: torch.Tensor | None, p: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
+        """Return tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
 
         Args:
-            logits: [n, vocabulary] float32, divided by the temperature; row i is the batch's.
+            logits: [n, vocabulary] float32, divided by the temperature. Row i belongs to row i of the batch.
             generators: not used: no request has a seed.
             k: not used: there is no top-k sampling.
             p: not used: there is no nucleus sampling.
@@ -49,7 +49,7 @@ class CounterSampler(torch.nn.Module):
 def draw_rows(
     runner: Any, logits: torch.Tensor, count: int, requests: torch.Tensor, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
+    """Return tokens [n] int64 and the log-probabilities of the whole vocabulary [n, vocabulary] float32.
 
     Args:
         runner: vLLM's model runner.

@@ -53,7 +53,7 @@ class _Loaded:
     weights: WeightsReference | None
     """None while it is uncertain which weights are loaded."""
     tensors: dict[str, tuple[int, ...]]
-    """Shape of each tensor of the checkpoint."""
+    """Shape of each tensor of the checkpoint, by its name."""
     tokenizer: Any
     end_tokens: list[int]
     backbone: str
@@ -66,7 +66,7 @@ class VllmEngine:
     """Holds one model in vLLM; see `Engine`. A process has one engine: loading another one ends the first.
 
     Args:
-        settings: the job's; `name` is not read here.
+        settings: the job's engine settings; `name` is not read here.
     """
 
     _resident: "ClassVar[VllmEngine | None]" = None
@@ -116,7 +116,7 @@ class VllmEngine:
         self._usable = True
 
     def prefetch(self, model: ModelSettings, weights: WeightsReference) -> Path:
-        """Fetch weights to this machine and check them. Their pages then are in the kernel's cache of files, from where
+        """Fetch weights to this machine and check them. Their pages are then in the kernel's cache of files, from which
         `load` reads them.
 
         Raises:
@@ -187,7 +187,7 @@ class VllmEngine:
         import_vllm()
         arriving.prepare(config, self._settings)
         if arriving.is_whole:
-            # Before another engine makes way for this one.
+            # Fail before another engine makes way for this one.
             layout_of(arriving.folder, weights.uri)
         if VllmEngine._resident is not None:
             VllmEngine._resident._make_way()
@@ -276,9 +276,9 @@ class VllmEngine:
     ) -> VllmRun:
         """Open a run.
 
-        vLLM gets sequences in order, as many as its batch holds: a group stays together and shares its prompt. vLLM
-        then chooses by its free blocks which of them run. A budget below the cache's size limits their number: each
-        counts with its full length.
+        vLLM gets sequences in order, as many as its batch holds: a group stays together and shares its prompt. Its free
+        blocks then decide which of them run. A budget below the cache's size limits their number: each counts with its
+        full length.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget;
@@ -365,7 +365,7 @@ def _tied(config: PretrainedConfig) -> bool:
 
 
 def _end_tokens(folder: Path, config: PretrainedConfig, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: those of the generation config, and the tokenizer's."""
+    """Return every token that ends a response, from the generation config and from the tokenizer."""
     given = folder / "generation_config.json"
     made = GenerationConfig.from_pretrained(folder) if given.is_file() else GenerationConfig.from_model_config(config)
     ids = made.eos_token_id if isinstance(made.eos_token_id, list) else [made.eos_token_id]

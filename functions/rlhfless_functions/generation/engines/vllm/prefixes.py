@@ -1,8 +1,8 @@
 """Keys and values of shared prefixes, computed by one instance and read by the others, as a KV connector of vLLM.
 
-A request may say that the beginning of its prompt is shared, and whether this instance is the one that computes it. The
-computing instance writes the blocks of the prefix to a file once they are there; the others wait for the file, read it
-into their own blocks and continue from its end. Files are in a folder that the instances share, and are named after the
+A request may say that the beginning of its prompt is shared, and whether this instance computes it. The computing
+instance writes the blocks of the prefix to a file once they are computed. The others wait for the file, read it into
+their own blocks and continue from its end. Files are in a folder that the instances share, and are named after the
 weights, the tokens and the format of this kind of machine, so they can't be mistaken for each other. If the instances
 share only a store, a `PrefixExchange` carries the files between the folders of instances.
 
@@ -43,7 +43,7 @@ _PAUSE_SECONDS = 0.005
 
 
 def connector_settings() -> dict[str, Any]:
-    """The arguments of vLLM's KVTransferConfig."""
+    """Return the arguments of vLLM's KVTransferConfig."""
     return {
         "kv_connector": SharedPrefixConnector.__name__,
         "kv_connector_module_path": __name__,
@@ -55,14 +55,14 @@ def connector_settings() -> dict[str, Any]:
 def request_parameters(
     folder: str, weights: str, tokens: Sequence[int], *, source: bool, wait_seconds: float
 ) -> dict[str, Any]:
-    """The description of a shared prefix in a request.
+    """Return the description of a shared prefix in a request.
 
     Args:
         folder: folder that the instances share; the first write creates it.
         weights: weights with which the keys and values are computed.
         tokens: the prefix. If it ends within a block, the tokens of this block are not shared.
         source: whether this instance computes it.
-        wait_seconds: how long to wait at most until another instance has computed it.
+        wait_seconds: longest wait for another instance to compute it.
     """
     return {
         PREFIX: {
@@ -87,7 +87,7 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class _Copy:
-    """Blocks of the cache that belong to the blocks of a file, from a given one on."""
+    """Blocks of the cache that belong to consecutive blocks of a file."""
 
     file: Path
     first: int
@@ -104,7 +104,7 @@ class _Work(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class PrefixTraffic:
-    """What a worker has sent and fetched so far."""
+    """Counts of what a worker has sent and fetched."""
 
     tokens_sent: int = 0
     tokens_fetched: int = 0
@@ -133,9 +133,9 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
         self._give_up: dict[str, float] = {}
         self._waiting = False
         self.seconds_waited = 0.0
-        """For prefixes, with nothing else to do."""
+        """Seconds that the run waited for prefixes with nothing else to do."""
         self.exchange: PrefixExchange | None = None
-        """What carries the files of the present run, if a shared folder does not have them."""
+        """Carries the files of the present run through a store; None if a shared folder has them."""
         # A worker's.
         self._caches: dict[str, torch.Tensor] = {}
         self._failed: set[int] = set()
@@ -144,7 +144,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
     # --- scheduler -----------------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens can be read beyond those that this instance has; None means to ask again later."""
+        """Return the number of further tokens that can be read; None means to ask again later."""
         prefix = self._prefix_of(request)
         if prefix is None or num_computed_tokens >= prefix.tokens:
             return 0, False
@@ -172,7 +172,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
             self._sources[request.request_id] = prefix
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """The copies that workers make in this step."""
+        """Return the copies that workers make in this step."""
         work, state = _Work(), scheduler_output.kv_connector_block_state
         for name, (prefix, begin) in self._loads.items():
             first = begin // self._block_size
@@ -229,7 +229,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
     # --- workers -------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Remember the caches: [blocks, heads, tokens of a block, twice the head size] each."""
+        """Store the caches: [blocks, heads, tokens of a block, twice the head size] each."""
         self._caches = kv_caches
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -263,7 +263,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
             self.traffic.seconds_sent += time.monotonic() - began
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that could not be read since the last call."""
+        """Return the blocks that could not be read since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
@@ -289,7 +289,7 @@ class SharedPrefixConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mi
 
 
 def _computed(scheduler_output: Any) -> list[tuple[str, int]]:
-    """How many tokens of each request are computed after this step."""
+    """Return the number of tokens of each request that are computed after this step."""
     scheduled, cached = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_cached_reqs
     before = [(each.req_id, each.num_computed_tokens) for each in scheduler_output.scheduled_new_reqs]
     before += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
@@ -307,8 +307,8 @@ def _rank() -> int:
 
 
 def _form(vllm_config: Any) -> str:
-    """The format of keys and values on this kind of machine. On a CPU, each kernel orders a block's numbers its own
-    way."""
+    """Return the format of keys and values on this kind of machine. On a CPU, each kernel has its own order of a
+    block's numbers."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     features = sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU {' '.join(features)}"

@@ -62,7 +62,7 @@ class VllmRun(EngineRun):
     """A run of the vLLM engine; see `EngineRun`.
 
     Args:
-        engine: vLLM's, with our sampler in it and no request.
+        engine: vLLM's engine, with our sampler in it and no request.
         tasks: in the order of admission.
         sampling: temperature and longest response.
         end_tokens: tokens that end a response.
@@ -71,7 +71,7 @@ class VllmRun(EngineRun):
         adapter: the requests' adapter, if any.
         shared_as: the weights of shared prefixes, if prefixes can be shared.
         drafted: proposes drafts; None turns drafting off.
-        salts: which blocks of the prefix cache each task may use.
+        salts: salts of the blocks of the prefix cache that each task may use.
     """
 
     def __init__(
@@ -111,28 +111,28 @@ class VllmRun(EngineRun):
 
     @property
     def computed(self) -> ComputedTokens:
-        """What has been computed so far, including sequences that are still running."""
+        """Counts of the tokens computed so far, with those of running sequences."""
         drafted = self._drafted
         passes = ComputedTokens() if drafted is None else ComputedTokens(0, 0, drafted.passes, drafted.sequence_passes)
         return sum((each.computed for each in self._running.values()), self._computed + passes)
 
     def decoding(self) -> DecodeCounts:
-        """How the tokens were generated. Passes are counted only if tokens are drafted."""
+        """Return counts of how the tokens were generated. Passes are counted only if tokens are drafted."""
         for each in self._running.values():
             self._note_kept(each)
         drafted = self._drafted.drafter.counted() if self._drafted is not None else {}
         return super().decoding().model_copy(update=self._kept.counted() | drafted)
 
     def unfinished_salts(self) -> dict[int, str | None]:
-        """The salt of each running sequence, by the sample's seed."""
+        """Return the salt of each running sequence, by the sample's seed."""
         return {each.task.seed: each.salt for each in self._running.values()}
 
     def lengths(self) -> list[tuple[int, int, int]]:
-        """(prompt, index, response tokens) of the running sequences."""
+        """Return (prompt, index, response tokens) of the running sequences."""
         return [(each.task.prompt, each.task.index, each.length) for each in self._running.values()]
 
     def prefix_traffic(self) -> dict[str, float]:
-        """How much of shared prefixes has been sent and fetched; see `EngineRun`."""
+        """Return the amounts of shared prefixes that have been sent and fetched; see `EngineRun`."""
         return {name: value - self._traffic_before[name] for name, value in self._traffic().items()}
 
     def close(self) -> None:
@@ -142,11 +142,11 @@ class VllmRun(EngineRun):
             self._exchange.close()
 
     def partials(self) -> list[SequenceResult]:
-        """Every running sequence as it is now."""
+        """Return every running sequence as it is now."""
         return [_result(each, "cut") for each in self._running.values()]
 
     def unfinished(self) -> list[SequenceResult]:
-        """Every unfinished sequence that has response tokens from a valid distribution."""
+        """Return every unfinished sequence that has response tokens from a valid distribution."""
         return [result for result in map(_sound, super().unfinished()) if result.response_tokens]
 
     def step(self) -> list[SequenceResult]:
@@ -224,7 +224,8 @@ class VllmRun(EngineRun):
         return {**copied, "seconds_waited": connector_of(self._engine).seconds_waited}
 
     def _open_exchange(self, tasks: Sequence[SequenceTask]) -> PrefixExchange | None:
-        """What carries shared prefixes through a store; None if they need none, or there are none."""
+        """Return the exchange that carries shared prefixes through a store; None if there are none, or they need no
+        store."""
         folder = next((task.prefix.folder for task in tasks if task.prefix is not None), None)
         if self._shared_as is None or folder is None or artifacts.local_path(folder) is not None:
             return None
@@ -257,7 +258,7 @@ class VllmRun(EngineRun):
         return self._result(each, "stop" if length is not None else _REASONS[reason], length)
 
     def _stopped(self, strings: StopStrings) -> list[SequenceResult]:
-        """Running sequences whose text now contains a stop string."""
+        """Return the running sequences whose text now contains a stop string."""
         running = list(self._running.items())
         lengths = self._stops(strings, [each for _, each in running])
         found = [(key, length) for (key, _), length in zip(running, lengths, strict=True) if length is not None]
@@ -265,8 +266,8 @@ class VllmRun(EngineRun):
         return [self._result(self._remove(key), "stop", length) for key, length in found]
 
     def _stops(self, strings: StopStrings, sequences: Sequence[_Running]) -> list[int | None]:
-        """For each sequence, the number of new tokens up to the first one that completes a stop string; None if none
-        does. Tokens that were searched before are skipped."""
+        """Return for each sequence the number of new tokens up to the first one that completes a stop string; None if
+        none does. Tokens that were searched before are skipped."""
         tails = [
             (place, length, _newest(each, strings.window, length))
             for place, each in enumerate(sequences)
@@ -314,19 +315,19 @@ class VllmRun(EngineRun):
 
 
 def _newest(each: _Running, tokens: int, length: int) -> list[int]:
-    """The last tokens of a response with this number of new tokens."""
+    """Return the last tokens of a response with this number of new tokens."""
     new = each.new_tokens[max(0, length - tokens) : length]
     old = each.task.response_tokens[-(tokens - len(new)) :] if len(new) < tokens else ()
     return [*old, *new]
 
 
 def connector_of(engine: Any) -> Any:
-    """The part of the prefix connector that decides. vLLM's scheduler runs in this process."""
+    """Return the part of the prefix connector that decides. vLLM's scheduler runs in this process."""
     return engine.engine_core.engine_core.scheduler.connector
 
 
 def _result(each: _Running, reason: FinishReason, length: int | None = None) -> SequenceResult:
-    """A response as it is, or cut to this number of new tokens."""
+    """Return a response as it is, or cut to this number of new tokens."""
     record = each.state.logprobs_processor.logprobs
     return SequenceResult(
         each.task.prompt,

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def can_sleep(engine: Any) -> bool:
-    """Whether vLLM was started in sleep mode, in which it uses an allocator of its own."""
+    """Return whether vLLM was started in sleep mode, in which it uses an allocator of its own."""
     return bool(engine.vllm_config.model_config.enable_sleep_mode)
 
 
@@ -18,8 +18,9 @@ def sleep(engine: Any, *, keep_weights: bool) -> None:
     """Release the memory and abort all requests.
 
     Args:
-        engine: vLLM's, awake.
-        keep_weights: whether to copy the weights to the host's memory; otherwise they have to be replaced on waking.
+        engine: vLLM's engine, awake.
+        keep_weights: whether to copy the weights to the host's memory; otherwise the caller must replace them on
+            waking.
     """
     engine.sleep(level=1 if keep_weights else 2)
 
@@ -36,10 +37,11 @@ def wake(engine: Any) -> None:
 
 @contextmanager
 def weights_awake(engine: Any) -> Iterator[None]:
-    """A context with memory for the weights, in which the caller replaces all of them. At its end the rest follows.
+    """Give memory for the weights during the block, in which the caller replaces all of them. At its end the rest of
+    the memory follows.
 
     After level 2 the memory holds arbitrary data, and vLLM would sample from it without an error (vllm-project/vllm
-    issue 29341); it restores only the model's buffers. New weights are prepared layer by layer in memory of their own
+    issue 29341). It restores only the model's buffers. New weights are prepared layer by layer in memory of their own
     and copied into the old place, where CUDA graphs expect them. There is room for both, since the KV cache gets its
     memory afterwards.
 

@@ -1,4 +1,4 @@
-"""Starts vLLM, once it is imported, and has it do the slow work of a first request."""
+"""Starts an imported vLLM, and has it do the slow work of a first request."""
 
 from contextlib import suppress
 from dataclasses import fields
@@ -23,18 +23,18 @@ def start_vllm(
     settings: EngineSettings,
     device: torch.device,
 ) -> Any:
-    """vLLM's engine, with weights in it that may not be checked yet.
+    """Start vLLM's engine with weights that may not be checked yet, and return it.
 
     Args:
-        weights: to load.
-        config: theirs.
-        model: the job's.
-        settings: the job's.
-        device: the kind of the device.
+        weights: the weights to load.
+        config: configuration of the weights.
+        model: the job's model.
+        settings: the job's engine settings.
+        device: kind of the device.
 
     Raises:
         TaskError: `bad_request` for settings that vLLM can't have.
-        Exception: what vLLM raises.
+        Exception: an error of vLLM.
     """
     if device.type == "cpu":
         # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
@@ -57,7 +57,7 @@ def warm_up(engine: Any) -> None:
     """Sample one response, to do the slow first-time work before the instance is ready.
 
     Raises:
-        Exception: what vLLM raises. It would in every instance, and a retry elsewhere would not help.
+        Exception: an error of vLLM. Every instance would have it, so a retry elsewhere would not help.
     """
     sampling = EngineSampling(max_response_tokens=2)
     run = VllmRun(engine, [SequenceTask(0, 0, [0], seed=0)], sampling, [], None, EngineRoom(sequences=1, kv_tokens=1))

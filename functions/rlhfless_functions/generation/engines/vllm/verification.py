@@ -24,13 +24,13 @@ class Verifier(torch.nn.Module):
         self._runner = runner
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
-        """vLLM's `SamplerOutput`.
+        """Return vLLM's `SamplerOutput`.
 
         Args:
             metadata: drafts of each request in the batch's order; a request may have none.
             draft_probs: not used: a draft is one token, with no distribution.
-            logits: [requests + drafts, vocabulary]. The rows of a request are adjacent: the first belongs to its
-                newest token, the next to its first draft, and so on.
+            logits: [requests + drafts, vocabulary]. The rows of a request are adjacent: the first belongs to its newest
+                token, the next to its first draft, and so on.
             sampling_metadata: the temperature of each request.
         """
         self._runner.drafter.tried = metadata.num_draft_tokens

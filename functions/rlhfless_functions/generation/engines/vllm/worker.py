@@ -37,7 +37,8 @@ class WorkerExtension:
         self.model_runner.drafter.requests = requests
 
     def prefix_traffic(self) -> dict[str, float]:
-        """What this worker has sent and fetched of shared prefixes; empty if the model's can't be shared."""
+        """Return the counts of shared prefixes that this worker has sent and fetched; empty if the model's can't be
+        shared."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         connector = get_kv_transfer_group()
@@ -63,8 +64,8 @@ class WorkerExtension:
 
 
 def _tensors(files: Iterable[Path], tied_head: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor by its name. If the output layer shares the embedding's tensor, it is listed under both names:
-    vLLM packs a copy for the output layer, and this copy has to be replaced too."""
+    """Yield every tensor with its name. A tensor that the output layer shares with the embedding comes under both
+    names: vLLM packs a copy for the output layer, and this copy has to be replaced too."""
     embedding: torch.Tensor | None = None
     head = False
     for file in files:
