@@ -92,8 +92,8 @@ def estimate_advantages(
 def per_reward_advantages(
     terms: Sequence[tuple[float, Sequence[float | None]]], scorable: torch.Tensor
 ) -> torch.Tensor:
-    """The weighted sum of each reward's own advantages in the group, before the batch's normalisation (GDPO, arXiv
-    2601.05242, eq. 4 to 6). Responses with equal sums of rewards but different terms get different advantages.
+    """Return the weighted sum of each reward's own advantages in the group, before the batch's normalisation (GDPO,
+    arXiv 2601.05242, eq. 4 to 6). Responses with equal sums of rewards but different terms get different advantages.
 
     As in TRL's `normalize_then_sum`, a reward that did not score a sample adds nothing to it, and its mean and standard
     deviation do not count the sample.

@@ -1,7 +1,7 @@
 """Aggregate losses per token to one number that does not depend on the division into micro-batches.
 
 A mean of means would weigh the tokens of short micro-batches more. So every micro-batch on every rank contributes a
-plain sum, and one normaliser, which the lengths of the whole optimizer step determine, divides all of them.
+plain sum. One normaliser, determined by the lengths of the whole optimizer step, divides all of them.
 """
 
 from collections.abc import Sequence

@@ -111,7 +111,7 @@ def policy_statistics(
 
 
 def sampler_statistics(old_log_probs: torch.Tensor, sampler_log_probs: torch.Tensor, mask: torch.Tensor) -> Statistics:
-    """How far the trainer is from the sampler at equal weights. All tensors are [samples, tokens].
+    """Return the distance of the trainer from the sampler at equal weights. All tensors are [samples, tokens].
 
     Args:
         old_log_probs: under the policy that the step started from, by the trainer.
@@ -131,7 +131,7 @@ def sampler_statistics(old_log_probs: torch.Tensor, sampler_log_probs: torch.Ten
 
 
 def correction_statistics(ratio: torch.Tensor, mask: torch.Tensor, settings: ImportanceSamplingSettings) -> Statistics:
-    """How much the bounds of the importance weights change.
+    """Return the shares of tokens that the bounds of the importance weights change.
 
     Args:
         ratio: of `sampler_ratio` at the settings' level.
@@ -150,7 +150,7 @@ def correction_statistics(ratio: torch.Tensor, mask: torch.Tensor, settings: Imp
 
 
 def rejection_statistics(stays: torch.Tensor, mask: torch.Tensor) -> Statistics:
-    """`rejected`, the share of tokens that are excluded from the policy's loss.
+    """Return `rejected`, the share of tokens that are excluded from the policy's loss.
 
     Args:
         stays: result of `kept`: bool [samples, tokens], or [samples, 1] if whole responses are rejected.
@@ -184,7 +184,7 @@ def critic_statistics(
 
 
 def summarize(statistics: Mapping[str, Moments]) -> dict[str, float]:
-    """Finite numbers for people, read from the device in one transfer.
+    """Return finite numbers for people, read from the device in one transfer.
 
     Returns:
         The mean under each quantity's name; for those `WITH_EXTREMES` also `_std`, `_min` and `_max`; and the critic's

@@ -86,8 +86,8 @@ def correction_weights(ratio: torch.Tensor, settings: ImportanceSamplingSettings
     """The weight of the policy loss that corrects for the sampler: the ratio, truncated or masked at its bounds.
 
     Truncation is TIS (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
-    Masking by token is IcePop (arXiv 2510.18855), by response MIS; what is masked still counts in the loss's mean, so
-    that its share changes no other token's weight. These are TRL's `vllm_importance_sampling_mode`, and verl's
+    Masking by token is IcePop (arXiv 2510.18855), by response MIS. Masked tokens still count in the loss's mean, so
+    their share changes no other token's weight. These are TRL's `vllm_importance_sampling_mode`, and verl's
     `rollout_is` with one bound (truncation) or two (masking).
 
     Args:
@@ -100,12 +100,12 @@ def correction_weights(ratio: torch.Tensor, settings: ImportanceSamplingSettings
 
 
 def kept(ratio: torch.Tensor, settings: RejectionSettings) -> torch.Tensor:
-    """What stays in the policy's loss: True where the ratio is within its bounds, both of which belong to it.
+    """Return which tokens stay in the policy's loss: True where the ratio is within its bounds, which are included.
 
     By the geometric mean this is the mask of Liu et al., "When Speed Kills Stability" (2025), and of DeepSeek-V3.2
     (arXiv 2512.02556): verl's `rollout_rs: seq_mean_k1`, SkyRL's geometric mask. By the product it is verl's
-    `seq_sum_k1`, by token `token_k1` and SkyRL's token mask. Weights are a matter of their own (`correction_weights`),
-    as are those of NeMo-RL's seq-mask-tis and of AReaL's `rejection_sampling`.
+    `seq_sum_k1`, by token `token_k1` and SkyRL's token mask. Importance weights are separate (`correction_weights`), as
+    in NeMo-RL's seq-mask-tis and in AReaL's `rejection_sampling`.
 
     Args:
         ratio: of `sampler_ratio` at the settings' level.

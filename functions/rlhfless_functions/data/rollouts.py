@@ -66,9 +66,9 @@ def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -
     """The spans of a response that a weights version has continued to `length` tokens.
 
     Args:
-        earlier: of the tokens that it was continued from; none for a response from the beginning.
-        version: what sampled the tokens after them.
-        length: of the whole response, at least as long as `earlier`.
+        earlier: spans of the tokens from which it was continued; none for a response from the beginning.
+        version: weights version that sampled the tokens after them.
+        length: tokens of the whole response, at least those of `earlier`.
     """
     spans = list(earlier)
     start = spans[-1].end if spans else 0

@@ -46,8 +46,8 @@ class JsonLineError(ValueError):
 
     Args:
         number: number of the line, from 1.
-        fault: what the line is instead.
-        remedy: what to do about it.
+        fault: description of the line.
+        remedy: the remedy.
     """
 
     def __init__(self, number: int, fault: str, remedy: str) -> None:

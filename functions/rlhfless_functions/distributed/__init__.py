@@ -1,1 +1,4 @@
-"""Processes that learn together: `ranks`, and a model that is divided among them (`sharding`)."""
+"""Processes that learn together.
+
+- `ranks`: find each other and exchange data. `sharding`: divide a model among the ranks.
+"""

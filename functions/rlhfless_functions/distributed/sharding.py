@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Unit(nn.Module):
-    """A model, and the way to compute with it whole: the root of its sharding, where it is sharded.
+    """A model, and the way to compute with its whole tensors: the root of its sharding, if it is sharded.
 
     Args:
         model: a policy or a critic.
@@ -29,18 +29,18 @@ class Unit(nn.Module):
         self.model = model
 
     def forward(self, compute: Callable[[nn.Module], _T]) -> _T:
-        """What `compute` makes of the model: tensors. Inside, the weights outside its layers are whole."""
+        """Return the result of `compute` with the model: tensors. Inside, the weights outside its layers are whole."""
         return compute(self.model)
 
     def forget_whole(self) -> None:
-        """Keep this rank's part of the weights alone, as a backward pass does at its end. After forward passes without
-        one, the weights outside the layers would stay whole, and miss the next update."""
+        """Keep this rank's part of the weights alone, as a backward pass does at its end. After forward passes alone,
+        the weights outside the layers would stay whole, and miss the next update."""
         if isinstance(self, FSDPModule):
             self.reshard()
 
 
 def unit_of(model: nn.Module, ranks: Ranks) -> Unit:
-    """Take a model as it is, or leave each rank its part of it, on its device. Every rank must have the same model."""
+    """Use a model as it is, or leave each rank its part of it, on its device. Every rank must have the same model."""
     unit = Unit(model)
     if ranks.size > 1:
         assert ranks.mesh is not None
@@ -52,23 +52,23 @@ def unit_of(model: nn.Module, ranks: Ranks) -> Unit:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor; the tensor itself where it is whole."""
+    """Return this rank's part of a tensor; the tensor itself if it is whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, gathered from the ranks, all of which must ask."""
+    """Return the whole tensor, gathered from the ranks. All ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that fall to this rank, whole; every rank must go through all of them.
+    """Yield the tensors that this rank owns, whole. Every rank must go through all of them.
 
     No rank holds more than its share and one tensor at a time.
 
     Args:
         tensors: by name, the same on every rank.
-        ranks: that share them.
+        ranks: ranks that share them.
     """
     mine = set(ranks.deal([tensor.numel() * tensor.element_size() for tensor in tensors.values()]))
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -79,13 +79,14 @@ def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[s
 
 @contextmanager
 def publish_together(uri: str, ranks: Ranks, *, since: str | None = None) -> Iterator[Path]:
-    """`artifacts.publish` for all ranks: each writes its files, and the folder is published when all have.
+    """Do the same as `artifacts.publish` for all ranks: each writes its files, and the folder is published when all
+    have.
 
-    The ranks of several instances write to the file system that the store is on, or else each instance uploads what
-    its ranks have written, and what changed in that.
+    The ranks of several instances write to the store's file system. If it has none, each instance uploads the files of
+    its ranks, and their deltas.
 
     Raises:
-        ArtifactUnwritableError: if `uri` cannot be written; nothing is published.
+        ArtifactUnwritableError: `uri` can't be written; nothing is published.
     """
     if ranks.instances > 1 and artifacts.local_path(uri) is None:
         with _uploaded_together(uri, ranks, since) as folder:

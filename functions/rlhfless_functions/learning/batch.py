@@ -27,11 +27,11 @@ _PREPARED = {
 }
 """A batch's numbers per token, with the samples' fields that they come from."""
 _ESTIMATED = ("values", "advantages", "returns")
-"""Those that come from a critic."""
+"""The numbers among them that come from a critic."""
 
 
 def read_batch(reference: BatchReference) -> list[PreparedSample]:
-    """The samples of a batch in canonical order, independent of its parts.
+    """Read the samples of a batch in canonical order, independent of its parts.
 
     Raises:
         TaskError: `data_invalid` if a sample is in no part, or two parts disagree on what is computed.
@@ -48,7 +48,7 @@ def read_batch(reference: BatchReference) -> list[PreparedSample]:
 
 
 def _read_from_named_parts(reference: BatchReference) -> list[PreparedSample]:
-    """The same where each sample names its part, because two parts may hold the same prompt."""
+    """Read the samples if each names its part, because two parts may hold the same prompt."""
     keys = [
         (part, sample.prompt, sample.index) for part, sample in zip(reference.part_of, reference.samples, strict=True)
     ]
@@ -77,11 +77,14 @@ class MicroBatch:
     tokens: RaggedBatch | ResponseBatch
     """Every token of its responses is in the loss."""
     numbers: dict[str, torch.Tensor]
-    """float32 by name: `log_probs` (the sampler's), `advantages` (normalised), those of `prepared_log_probs` (the
-    policy's, as preparation computed them), `reference_log_probs`, `values` and `returns` that were prepared, and
-    `old_log_probs` (the policy's, as the learner computed them before its first update) once there has been an update;
-    0 on padding. The learner may have computed values, and estimated advantages and returns, before its first update as
-    well."""
+    """float32 numbers by name, 0 on padding.
+
+    - `log_probs`: the sampler's. `advantages`: normalised. `prepared_log_probs`: the policy's, as preparation computed
+      them.
+    - `reference_log_probs`, `values` and `returns`, if they were prepared. Before its first update the learner may have
+      computed values, and estimated advantages and returns.
+    - `old_log_probs`: the policy's, as the learner computed them before its first update; only after an update.
+    """
 
 
 class TrainingBatch:
@@ -92,7 +95,7 @@ class TrainingBatch:
         algorithm: resolved settings; where they normalise over the batch, advantages are whitened here, once, over all
             tokens that are in the loss. With a critic, samples may lack its numbers: see `needs_values`.
         step: for messages.
-        factors: what the advantages of each sample are multiplied by, once they are whitened; none for 1.
+        factors: factor of each sample's whitened advantages; none if all are 1.
 
     Raises:
         TaskError: `data_invalid` if samples in the loss lack what the algorithm needs.

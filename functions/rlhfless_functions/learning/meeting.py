@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _STUCK_SECONDS = 10.0
-"""How long a task may continue after it was told to stop, in seconds."""
+"""Seconds that a task may continue after it was told to stop."""
 _CONNECT_SECONDS = 2.0
 _LOOPBACK = "127.0.0.1"
 

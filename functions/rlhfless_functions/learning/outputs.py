@@ -1,4 +1,4 @@
-"""What a learner writes to the store: a version of the weights, the critic, a checkpoint, the job's final model."""
+"""The outputs of a learner in the store: a version of the weights, the critic, a checkpoint, the job's final model."""
 
 import torch
 from peft import PeftModel
@@ -47,9 +47,9 @@ def publish_version(
     """Publish a version from the state that made it. Every rank calls this.
 
     Args:
-        policy: tensors of the policy, or of its adapter, where a single rank has a copy of them; those of now if left
-            out.
-        critic: the critic's in the same way.
+        policy: a copy of the tensors of the policy, or of its adapter, if a single rank has one; by default the present
+            ones.
+        critic: the same for the critic.
     """
     dtype, ranks = torch_dtype(model), state.ranks
     if isinstance(state.policy, PeftModel):
@@ -75,7 +75,7 @@ def version_of(request: LearnRequest) -> UnpublishedVersion:
 
 
 def result_of(request: LearnRequest, metrics: dict[str, float]) -> LearnResult:
-    """The result of a request, whose step is its version."""
+    """Return the result of a request whose step is its version."""
     step, critic = request.batch.step, request.publish_critic
     if request.model.lora is not None:
         weights = request.initial.model_copy(update={"version": step, "adapter": request.publish})

@@ -1,4 +1,4 @@
-"""What is refused of a learning request before anything is loaded."""
+"""Checks of a learning request before anything is loaded."""
 
 import torch
 

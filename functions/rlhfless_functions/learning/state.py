@@ -32,7 +32,7 @@ from rlhfless_functions.weights import (
 
 @dataclass
 class TrainingState:
-    """Models and optimizers after a training step. It is a cache, which replay can restore."""
+    """Models and optimizers after a training step. It is a cache, which a learner restores by repeating steps."""
 
     job_uid: str
     """Unique id of its job's incarnation."""

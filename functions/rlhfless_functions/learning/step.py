@@ -30,7 +30,7 @@ def train_step(
     Args:
         state: state after step − 1; it is unusable after an exception.
         batch: batch of this step.
-        request: the settings; during a replay, it may be the request of a later step.
+        request: the settings. When steps are repeated, it may be the request of a later step.
         step: the training step, from 1.
         check: called before every micro-batch; it raises an error to stop the step.
 
@@ -136,7 +136,7 @@ class _Step:
         self._policy = None if policy_is_frozen else trained_policy(state, request, self.report.policy)
         self._critic = None if state.critic is None else trained_critic(state, request, self.report.critic)
         self._trained = [model for model in (self._policy, self._critic) if model is not None]
-        # Only an adapter's dropout uses it. A replay must draw the same numbers.
+        # Only an adapter's dropout uses it. A repeated step must draw the same numbers.
         torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
 
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:

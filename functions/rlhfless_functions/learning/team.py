@@ -26,7 +26,7 @@ from rlhfless_functions.runtime.task import TaskError
 _START_SECONDS = 600.0
 """Time limit for a process to start: it imports torch, perhaps from a slow disk or on a busy machine."""
 _LAST_WORDS_SECONDS = 5.0
-"""How long to wait for a process's error message, in seconds: its end may be noticed before it has written it."""
+"""Seconds to wait for a process's error message: its end may be noticed before it has written the message."""
 READY = "ready"
 """The line that a process writes once it runs."""
 SLEEP = "sleep"
@@ -101,7 +101,7 @@ class Team:
         self._say(SLEEP)
 
     def failure(self) -> TaskError | None:
-        """Why another rank has ended, if one has. Then all of them have ended."""
+        """Return the error of another rank, if one has ended. Then all of them have ended."""
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while self._others and all(process.poll() is None for process in self._others) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -54,7 +54,8 @@ class TrainedModel:
             return SharedPrompts(body_of(self.model), prompts, packed=self.state.packed)
 
     def answer(self, batch: MicroBatch, prompts: SharedPrompts | None) -> torch.Tensor:
-        """What the model says of a micro-batch's response tokens [n, R], as the loss would have it, but detached."""
+        """Return the model's numbers for a micro-batch's response tokens [n, R], as the loss would have them, but
+        detached."""
         with autocast(self.request, self.model):
             return self.numbers(batch, prompts).detach()
 

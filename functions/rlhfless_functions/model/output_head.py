@@ -123,7 +123,7 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class _Form:
-    """How an architecture changes its logits."""
+    """The form of an architecture's logits: their scale and bound."""
 
     scale: float
     """Factor of the logits (Cohere; Granite divides)."""

@@ -77,7 +77,7 @@ class ResponseBatch:
 
 
 def can_share_prompts(body: PreTrainedModel) -> bool:
-    """Whether a model's attention accepts explicit masks, for full or sliding-window attention."""
+    """Return whether a model's attention accepts explicit masks, for full and sliding-window attention."""
     config = body.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return body.config._attn_implementation in _KERNELS and kinds <= _KINDS and body.config.is_encoder_decoder is False

@@ -18,7 +18,7 @@ Kernel = Literal["torch", "flash_attn", "sdpa"]
 """torch's own varlen kernel, the flash-attn package's, or scaled dot-product attention of one sample at a time."""
 
 _WIDEST_HEAD = 256
-"""Of flash attention 2."""
+"""Largest head size of flash attention 2."""
 _AMPERE = (8, 0)
 """Least compute capability of flash attention 2."""
 
@@ -64,7 +64,7 @@ def choose_kernel(
 
 @dataclass(frozen=True)
 class Sequences:
-    """Which queries and keys of a row belong to the same sequence."""
+    """The sequences of a row: they tell which queries and keys belong together."""
 
     bounds: torch.Tensor
     """[sequences + 1] int32: where each sequence's queries begin, and the end of the row."""

@@ -1,4 +1,5 @@
 """The preparation stage: `stage` turns complete groups into the learner's input.
 
-`reward_groups` calls the rewards, `passes` asks the `models` (reference, critic), and `chunk_metrics` counts.
+- `reward_groups`: groups as rewards get them. `passes`: ask the `models` (policy, reference, critic). `chunk_metrics`:
+  count.
 """

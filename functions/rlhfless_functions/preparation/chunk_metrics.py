@@ -1,6 +1,6 @@
-"""What preparation reports of a chunk of groups, as sums and counts; the `reward` ones are made by `rewards.scoring`.
+"""The metrics of a chunk of groups, as sums and counts. `rewards.scoring` makes those of the rewards.
 
-The control plane adds up the metrics of a step's chunks; `api.metrics` says what comes of them.
+The control plane adds up the metrics of a step's chunks; `api.metrics` names the results.
 """
 
 import math
@@ -16,11 +16,11 @@ from rlhfless_functions.data.rollouts import PreparedSample
 def chunk_metrics(
     prompt_lengths: Sequence[int], samples: Sequence[PreparedSample], results: Sequence[GroupResult]
 ) -> dict[str, float]:
-    """Those metrics of a chunk that are made from its prepared samples.
+    """Return the metrics that come from the prepared samples of a chunk.
 
     Args:
         prompt_lengths: tokens of each group's prompt.
-        samples: of all groups, prepared.
+        samples: prepared samples of all groups.
         results: one per group.
     """
     metrics: dict[str, float] = {

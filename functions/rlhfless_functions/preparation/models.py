@@ -50,20 +50,20 @@ class PreparationModels:
             self.policy(weights)
 
     def use(self, model: ModelSettings) -> None:
-        """Set the model that the weights are of; at another one everything is forgotten."""
+        """Set the model of the weights. A different model makes this forget everything."""
         if model != self._model:
             self._model = model
             self.forget()
 
     def forget(self) -> None:
-        """Hold no model, and free their memory: the next one asked for is loaded."""
+        """Unload all models and free their memory. They are loaded again when needed."""
         for held in (self._policy, self._reference, self._critic):
             if held is not None:
                 empty(held[1])
         self._policy = self._reference = self._critic = None
 
     def policy(self, weights: WeightsReference) -> Policy:
-        """The policy at a version.
+        """Return the policy at a version.
 
         Raises:
             TaskError: if it cannot be had; then no policy is kept.
@@ -81,7 +81,7 @@ class PreparationModels:
 
     @contextmanager
     def reference(self, weights: WeightsReference) -> Iterator[Policy]:
-        """The frozen reference, for as long as the block lasts.
+        """Give the frozen reference during the block.
 
         Raises:
             TaskError: if it cannot be had.
@@ -95,7 +95,7 @@ class PreparationModels:
             yield policy
 
     def critic(self, weights: WeightsReference) -> CriticModel:
-        """The value model at a version.
+        """Return the value model at a version.
 
         Raises:
             TaskError: if it cannot be had; then no critic is kept.

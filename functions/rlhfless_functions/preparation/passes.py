@@ -1,4 +1,4 @@
-"""What a model says of each response token of samples, in forward passes that never mix groups."""
+"""The numbers that a model gives for each response token of samples, in forward passes that never mix groups."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,38 +24,38 @@ from rlhfless_functions.model.packed_attention import is_packed, use_packing
 from rlhfless_functions.model.shared_prompts import ResponseBatch, SharedPrompts, can_share_prompts
 
 CPU_PASS_TOKENS = 2048
-"""Most tokens of one forward pass on a CPU: past this its activations leave the cache, and each token takes longer."""
+"""Most tokens of one forward pass on a CPU. Beyond it the activations leave the cache, and each token takes longer."""
 
 _Compute = Callable[[RaggedBatch | ResponseBatch, SharedPrompts | None], torch.Tensor]
-"""What a model says of each response token [n, R]."""
+"""Computes a model's numbers for response tokens [n, R]."""
 
 
 @dataclass(frozen=True)
 class ForwardPasses:
     """Passes of several models over the same samples.
 
-    A micro-batch never mixes groups: its shape, and with it the last bits of what is computed for a group, would
-    depend on which groups happened to be complete when the chunk was sent.
+    A micro-batch never mixes groups. Otherwise its shape, and with it the last bits of a group's numbers, would depend
+    on the groups that happened to be complete when the chunk was sent.
     """
 
     request: PrepareRequest
     samples: Sequence[GeneratedSample]
-    """Those of a prompt stand together."""
+    """Samples; those of a prompt are adjacent."""
     pad: int
-    """A token to fill up with."""
+    """Token id of the padding."""
     device: torch.device
     check: Callable[[], None]
-    """Called before every pass; raises to break off."""
+    """Called before every pass; raises an error to stop."""
 
     def log_probs(self, model: nn.Module) -> list[list[float]]:
-        """Log-probabilities of each sample's response tokens at the sampling temperature."""
+        """Return the log-probabilities of each sample's response tokens at the sampling temperature."""
         temperature = self.request.sampling.temperature
         return self._ask(
             model, lambda batch, prompts: response_log_probs(model, batch, temperature, prompts=prompts)[0]
         )
 
     def values(self, critic: nn.Module) -> list[list[float]]:
-        """A critic's values at each sample's response tokens."""
+        """Return a critic's values at each sample's response tokens."""
         return self._ask(critic, lambda batch, prompts: response_values(critic, batch, prompts))
 
     def _ask(self, model: nn.Module, compute: _Compute) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Groups of responses as rewards are given them."""
+"""Groups of responses, as rewards get them."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from rlhfless_functions.rewards.groups import RewardGroup
 def reward_group(
     prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[list[int]], finish_reasons: Sequence[str]
 ) -> RewardGroup:
-    """The responses to a prompt: their texts without special tokens, their token ids, and why each ended."""
+    """Return the responses to a prompt: their texts without special tokens, their token ids, and the reasons for their
+    ends."""
     return RewardGroup(
         prompt=prompt.row,
         text=prompt.text,

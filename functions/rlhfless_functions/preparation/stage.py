@@ -1,8 +1,8 @@
 """The preparation stage: converts datasets to prompts, and complete groups of samples to the learner's input.
 
 A request holds a chunk of complete groups; a step has several while its tail still decodes. The result does not depend
-on the chunks: each group is scored by its own calls, and the learner does what needs the whole batch (whitening). Token
-ids come from the rollouts; text is decoded from them only for rewards.
+on the chunks: each group is scored by its own calls, and the learner does the part that needs the whole batch
+(whitening). Token ids come from the rollouts; text is decoded from them only for rewards.
 """
 
 import math
@@ -48,7 +48,7 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 
 _LONGEST_TEXT = 4000
-"""Characters of a text that people are to read."""
+"""Longest text for people, in characters."""
 
 
 class Preparer:
@@ -77,7 +77,7 @@ class Preparer:
         Raises:
             TaskError: the task failed. Only complete results are published. `reward_failed` names the reward.
         """
-        # Rewards are scored from the first moment, while models are loaded again.
+        # Score rewards from the first moment, while models are loaded again.
         context.awake()
         with store_errors():
             if isinstance(request, MaterializeRequest):
@@ -85,8 +85,8 @@ class Preparer:
             return self._prepare(request, context)
 
     def sleep(self) -> None:
-        """Give the device's memory back: models, reward models among them, are loaded again when they are asked for.
-        The reward workers stay; what a user's own code holds in them is the user's."""
+        """Give the device's memory back: models and reward models are loaded again when needed. The reward workers
+        stay, with the memory that a user's own code holds in them."""
         self._models.forget()
         self._scorer.forget_models()
         give_back()
@@ -174,7 +174,8 @@ class Preparer:
         scoring: Future[tuple[Scores, float]],
         stopped: Callable[[], bool],
     ) -> None:
-        """Fill in what policy, reference and critic say of the samples; gives up when scoring has failed."""
+        """Fill in the numbers that policy, reference and critic give for the samples. Stop early if scoring has
+        failed."""
         self._models.use(request.model)
         algorithm = request.algorithm.resolved()
 
@@ -200,7 +201,7 @@ class Preparer:
             _fill_in(samples, "values", [[0.0] * len(sample.response_tokens) for sample in samples])
 
     def _tokenizer_of(self, model: ModelSettings, weights: WeightsReference) -> PreTrainedTokenizerBase:
-        """The job's tokenizer: every weights version has the same."""
+        """Return the job's tokenizer: every weights version has the same."""
         if self._tokenizer is None or self._tokenizer[0] != model:
             self._tokenizer = model, load_tokenizer(model, weights)
             self._vocabulary = vocabulary_digest(self._tokenizer[1].get_vocab())
@@ -214,10 +215,10 @@ class _Group:
 
 
 def _read_samples(request: PrepareRequest) -> list[PreparedSample]:
-    """The request's samples in its order.
+    """Read the request's samples, in its order.
 
     Raises:
-        TaskError: artifact_missing, if one is not there or not finished.
+        TaskError: artifact_missing, if one is missing or unfinished.
     """
     keys = [(task.prompt, task.index) for task in request.samples]
     found = rollouts.read_rollouts(request.rollouts, wanted=set(keys))
@@ -234,7 +235,7 @@ def _read_samples(request: PrepareRequest) -> list[PreparedSample]:
 
 
 def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[_Group]:
-    """Samples by the row of their prompt, never by its text, which may be in the data twice."""
+    """Group samples by the row of their prompt, never by its text, which may be in the data twice."""
     by_row = {row: list(group) for row, group in groupby(samples, key=lambda sample: sample.prompt)}
     if sum(map(len, by_row.values())) != len(samples):
         raise TaskError("bad_request", "samples: samples of one prompt must be next to each other")
@@ -296,7 +297,7 @@ def _examples(
 
 
 def _readable(text: str) -> str:
-    """A text without the middle, where it is very long: what matters of a response is how it begins and ends."""
+    """Return a text without the middle, if it is very long: the beginning and the end of a response matter most."""
     half = _LONGEST_TEXT // 2
     left_out = len(text) - 2 * half
     return text if left_out <= 0 else f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"
@@ -339,7 +340,8 @@ def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> N
 
 
 def _spread(request: PrepareRequest, terms: dict[str, list[float | None]], rewards: list[float | None]) -> float:
-    """Standard deviation of the rewards; where each is normalised by itself, the largest of its weighted terms."""
+    """Return the standard deviation of the rewards. If each is normalised by itself, return the largest of the weighted
+    terms'."""
     scored = [position for position, reward in enumerate(rewards) if reward is not None]
     if request.algorithm.resolved().advantage_normalization != "group_per_reward":
         return _deviation([reward for reward in rewards if reward is not None])

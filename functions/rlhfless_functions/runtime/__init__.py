@@ -1,1 +1,7 @@
-"""The process of a function: its task, logs, processes, addresses and memory."""
+"""The process of a function.
+
+- `task`: the task, its context and its errors. `store_errors`: turn the store's errors into a task's.
+- `processes`: die with the parent, and show a name. `logs`: structured logs.
+- `addresses`: the address at which other hosts reach this one.
+- `host_memory` and `device_memory`: find free memory, and release it.
+"""

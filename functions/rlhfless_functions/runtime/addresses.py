@@ -4,7 +4,8 @@ import socket
 
 
 def address_of(host: str) -> str:
-    """Where others reach a server that listens on this host: itself, or this host's own address if it is all of them.
+    """Return the address of a server that listens on this host, for others: the host itself, or this host's own address
+    if the server listens on all of them.
 
     Raises:
         OSError: if this host has no address.
@@ -13,7 +14,7 @@ def address_of(host: str) -> str:
 
 
 def own_address() -> str:
-    """The address at which others reach this host: the source address of its default route.
+    """Return the address at which others reach this host: the source address of its default route.
 
     Raises:
         OSError: if it has none.

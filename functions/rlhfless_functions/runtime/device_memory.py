@@ -1,4 +1,4 @@
-"""Release device memory that is no longer needed."""
+"""The release of device memory that is no longer needed."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""How much memory the host, or this container, has left."""
+"""The memory that the host, or this container, has left."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +10,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_host_bytes() -> float:
-    """Bytes of host memory that this process may still take. Pages of files that the kernel would drop count as
-    free."""
+    """Return the bytes of host memory that this process may still take. Pages of files that the kernel would drop count
+    as free."""
     cached = 0
     with suppress(OSError, ValueError):
         statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
@@ -20,7 +20,7 @@ def free_host_bytes() -> float:
 
 
 def container_free_bytes(cgroup: Path) -> float:
-    """Bytes that are free below the container's memory limit (cgroup v2); infinite without a limit."""
+    """Return the bytes that are free below the container's memory limit (cgroup v2); infinite without a limit."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())

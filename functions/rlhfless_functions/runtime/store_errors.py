@@ -1,4 +1,4 @@
-"""Convert the store's errors to a task's. This module does not import torch.
+"""The conversion of the store's errors to a task's. This module does not import torch.
 
 There are two steps, because the control plane uses the store without a task. First, `artifacts` converts an error of a
 file system to an `ArtifactError`, which says why. Then code that works for a task converts that to the task's error

@@ -1,6 +1,7 @@
 """An instance as an HTTP server.
 
-- `instance` starts it, `server` answers, `function` works. `fork_server` forks local ones. `preload` names the model
-  that a new pod loads, `caches` its folders.
-- `emulation` is all three functions on emulated GPUs. `probe`, `sample` and `try_reward` answer these commands.
+- `instance`: start it. `server`: answer requests. `function`: run tasks. `fork_server`: fork local instances.
+- `preload`: the model that a new pod loads. `caches`: the folders for downloads and compiled code.
+- `emulation`: all three functions on emulated GPUs.
+- `probe`, `sample` and `try_reward`: answer the commands with these names.
 """

@@ -1,7 +1,7 @@
 """The three functions on an emulated GPU: they take the time of the work, and train nothing. Without torch.
 
-Generation is the real stage with an engine that replays a trace. Preparation and learning wait and answer. Rollouts,
-and data that fit the trace, are really written; weights, checkpoints and models are not.
+Generation is the real stage with an engine that follows a trace. Preparation and learning wait and answer. Rollouts,
+and data that fit the trace, are written; weights, checkpoints and models are not.
 """
 
 import time
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.05
 
 
 def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: float) -> Function:
-    """A stage's code on an emulated GPU.
+    """Return a stage's code on an emulated GPU.
 
     Args:
         listens_at: time when the instance has started, in monotonic seconds.
@@ -53,17 +53,17 @@ class _Emulated:
         self._lengths: TraceLengths | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
-        """Nothing is held."""
+        """Load nothing."""
 
     def sleep(self) -> None:
-        """Nothing to release, so it takes no time."""
+        """Release nothing, in no time."""
 
     def _trace(self) -> TraceLengths:
         self._lengths = self._lengths or read_lengths(self._emulation)
         return self._lengths
 
     def _tokens(self, step: int, samples: Sequence[SampleTask], longest: int) -> int:
-        """Tokens of samples, their prompts included."""
+        """Return the tokens of samples, their prompts included."""
         trace = self._trace()
         return sum(
             trace.prompt_tokens[each.prompt] + min(longest, trace.response_tokens(step, each.prompt, each.index))
@@ -95,13 +95,13 @@ class EmulatedPreparer(_Emulated):
         self._loaded = False
 
     def sleep(self) -> None:
-        """The models are read again for the next task."""
+        """Forget the models, which are read again for the next task."""
         self._loaded = False
 
     def run(
         self, request: MaterializeRequest | PrepareRequest, context: TaskContext
     ) -> MaterializeResult | PrepareResult:
-        """Create data, or take as long as the preparation of a chunk."""
+        """Create data, or take the time of preparing a chunk."""
         if isinstance(request, MaterializeRequest):
             return self._materialize(request)
         tokens = self._tokens(request.key.step, request.samples, request.sampling.max_response_tokens)
@@ -138,11 +138,11 @@ class EmulatedLearner(_Emulated):
         """The interrupted step, and the number of its finished pieces and samples."""
 
     def sleep(self) -> None:
-        """Take as long as moving the state to the host's memory."""
+        """Take the time of moving the state to the host's memory."""
         time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
 
     def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
-        """Take as long as a training step."""
+        """Take the time of a training step."""
         if isinstance(request, ExportRequest):
             return ExportResult(uri=request.destination)
         emulation, waited, begun = self._emulation, 0.0, time.monotonic()
@@ -171,7 +171,7 @@ class EmulatedLearner(_Emulated):
         return tokens
 
     def _follow(self, request: LearnRequest, folder: str, context: TaskContext) -> tuple[int, float]:
-        """Learn from each piece of the journal. Returns their tokens, and the seconds without a piece."""
+        """Learn from each piece of the journal. Return their tokens, and the seconds without a piece."""
         journal = FollowedJournal(request.batch, folder, context)
         begun, self._begun = self._begun, None
         pieces, samples = begun[1:] if begun is not None and begun[0] == folder else (0, 0)

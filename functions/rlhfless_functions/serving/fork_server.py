@@ -1,14 +1,13 @@
 """The local platform's fork server: it has imported everything, and forks an instance in milliseconds.
 
-Importing torch and transformers takes seconds, a fork of a process that has done so tens of milliseconds, so a local
-instance can be started when a stage wants it and ended when it does not, as a snapshotted function would be. The
-fork server loads no model and starts no thread, hence nothing that a fork would break.
+Importing torch and transformers takes seconds. A fork of a process that has imported them takes tens of milliseconds.
+So a local instance can start when a stage needs it and end afterwards, like a function restored from a snapshot. The
+fork server loads no model and starts no thread, because a fork would break them.
 
-It reads one `InstanceOptions` a line from standard input, and writes what becomes of its children to standard output:
+It reads one `InstanceOptions` a line from standard input, and reports on its children on standard output:
 
-    {"event": "ready"}
-    {"event": "listening", "name": ..., "pid": ..., "port": ...}
-    {"event": "exited", "name": ..., "pid": ..., "status": ...}
+    {"event": "ready"} {"event": "listening", "name": ..., "pid": ..., "port": ...} {"event": "exited", "name": ...,
+    "pid": ..., "status": ...}
 
 At the end of its input it kills its children and exits.
 """
@@ -73,7 +72,7 @@ def _import_everything() -> None:
 
 
 def _import_engine(options: dict[str, Any]) -> None:
-    """What the instance will generate with, where that takes seconds: the next one finds it here."""
+    """Import the engine of the instance, if that takes seconds: later instances find it imported."""
     emulated = options.get("emulation") is not None
     if options["stage"] != "generation" or emulated or not options.get("engine") or "vllm" in sys.modules:
         return
@@ -93,7 +92,7 @@ def _import_emulation() -> None:
 
 
 def _keep() -> None:
-    """What is there now is shared by all instances: keep the collector from touching it."""
+    """Keep the garbage collector from touching the present objects, which all instances share."""
     gc.collect()
     gc.freeze()
 

@@ -57,7 +57,7 @@ class Instance:
         self.stage = stage
         self.name = name
         self.token = token
-        """The job's."""
+        """The job's token."""
         self.address: str | None = None
         """URL at which other instances of the job reach it, once it listens."""
         self.ready = False
@@ -101,10 +101,10 @@ class Instance:
         Args:
             model: the model; nothing is loaded if this or `weights` is None.
             weights: its weights.
-            weights_line: where instances of generation that fetch these weights find each other.
+            weights_line: see `GenerationRequest.weights_line`.
         """
         if weights_line is not None:
-            # Others ask for what it has at its address.
+            # Other instances ask at its address for its weights.
             await self._listens.wait()
         loaded_from = time.monotonic()
         if model is not None and weights is not None:
@@ -123,7 +123,8 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether a task runs, a cut one still publishes, or the device's memory is being released."""
+        """Whether it can take no task: one runs, a cut one still publishes, or the device's memory is being
+        released."""
         return not self._idle.is_set()
 
     def drain(self) -> None:
@@ -133,7 +134,7 @@ class Instance:
             self._current.stop("drain")
 
     async def idle(self) -> None:
-        """Wait until no task runs, and nothing that one has left under way goes on."""
+        """Wait until no task runs, and the last one has nothing under way."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._idle.wait)
         # Only a learner leaves anything under way.

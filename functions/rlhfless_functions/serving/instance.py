@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class InstanceOptions(BaseModel):
-    """How an instance is started. A pod gets them as RLHFLESS_* variables, a local process as JSON."""
+    """The options of a new instance. A pod gets them as RLHFLESS_* variables, a local process as JSON."""
 
     stage: Stage
     name: str
@@ -35,12 +35,13 @@ class InstanceOptions(BaseModel):
     threads: int = 1
     """Threads of torch's CPU operators."""
     model: ModelSettings | None = None
-    """With `weights`: what to load before the instance is ready."""
+    """With `weights`: the model to load before the instance is ready."""
     weights: WeightsReference | None = None
     weights_line: str | None = None
-    """Where instances of generation that fetch these weights find each other; see `GenerationRequest.weights_line`."""
+    """URI of the line in which instances that fetch these weights find each other; see
+    `GenerationRequest.weights_line`."""
     engine: EngineSettings | None = None
-    """What generates, and its settings."""
+    """The engine that generates, and its settings."""
     emulation: EmulationSettings | None = None
     """The GPU to emulate, in a rehearsal."""
     gpus: list[str] | None = None
@@ -48,11 +49,11 @@ class InstanceOptions(BaseModel):
     cache: str | None = None
     """Folder for instances' downloads and compiled code; by default each library's own."""
     started_at: float
-    """Unix time at which the instance was asked for, from which its cold start counts."""
+    """Unix time of the request for the instance, from which its cold start counts."""
 
 
 def create_function(stage: Stage, engine: EngineSettings | None = None, *, host: str = "127.0.0.1") -> Function:
-    """The stage's code; its imports are this process's largest cost, so only the one stage's are made.
+    """Create a stage's code. Imports are this process's largest cost, so only this stage's are made.
 
     Args:
         host: address that the instance listens on.
@@ -76,11 +77,11 @@ def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) 
     if options.cache is not None:
         keep_caches(options.cache, os.environ)
     if options.gpus is not None:
-        # Heeded as long as nothing has asked the driver for its devices.
+        # It applies as long as nothing has asked the driver for its devices.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpus)
         logger.info("instance has GPUs of its own", extra={"fields": {"gpus": options.gpus}})
     if options.emulation is None:
-        # Thousands of modules come in, none of them garbage: to look for some takes a sixth of the start.
+        # Thousands of modules are imported, and none becomes garbage. Looking for garbage takes a sixth of the start.
         gc.disable()
         function = _compute(options)
         gc.freeze()
@@ -113,7 +114,7 @@ def _compute(options: InstanceOptions) -> Function:
 def _emulate(
     options: InstanceOptions, emulation: EmulationSettings, on_listening: Callable[[int], None]
 ) -> tuple[Function, Callable[[int], None]]:
-    """The function, and what to call when it listens, which is not before the emulated start is over."""
+    """Return the function, and the callback for when it listens, which waits until the emulated start is over."""
     from rlhfless_functions.serving.emulation import emulated_function
 
     starting = options.started_at + emulation.startup_seconds * emulation.time_scale - time.time()
@@ -127,7 +128,7 @@ def _emulate(
 
 
 def main() -> None:
-    """Entry point of a container: options from RLHFLESS_STAGE, RLHFLESS_TOKEN, PORT and so on."""
+    """Run a container's instance: options come from RLHFLESS_STAGE, RLHFLESS_TOKEN, PORT and so on."""
     environment = os.environ
     values: dict[str, Any] = {
         "stage": environment["RLHFLESS_STAGE"],

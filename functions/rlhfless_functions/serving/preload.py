@@ -1,6 +1,6 @@
-"""The pointer file that names the model which a new pod loads before it is ready.
+"""The pointer file, which names the model that a new pod loads before it is ready.
 
-A pod's environment stays the same for the whole job, so it names this file, which the control plane writes anew.
+A pod's environment stays the same for the whole job, so it names this file, which the control plane overwrites.
 """
 
 import logging
@@ -15,18 +15,19 @@ logger = logging.getLogger(__name__)
 
 
 class PreloadPointer(Message):
-    """What to load."""
+    """The model to load."""
 
     model: ModelSettings
     weights: WeightsReference
     engine: EngineSettings | None = None
-    """What generates, for an instance of generation."""
+    """The engine that generates, for an instance of generation."""
     weights_line: str | None = None
-    """Where instances of generation that fetch the weights find each other; see `GenerationRequest.weights_line`."""
+    """URI of the line in which instances that fetch the weights find each other; see
+    `GenerationRequest.weights_line`."""
 
 
 def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
-    """Say what pods that start from now on load; None for nothing.
+    """Set the model that pods load from now on; None for nothing.
 
     Raises:
         ArtifactError: it can't be written.
@@ -38,7 +39,7 @@ def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
 
 
 def read_pointer(uri: str) -> PreloadPointer | None:
-    """The model to load; None if the file is missing or unreadable: then the first request reports the error."""
+    """Read the model to load; None if the file is missing or unreadable. Then the first request reports the error."""
     try:
         return PreloadPointer.model_validate_json(artifacts.read_bytes(uri))
     except artifacts.ArtifactMissingError:

@@ -51,16 +51,17 @@ from rlhfless_functions.weights import (
 
 _USUAL_TOKENS = 256
 _FIRST_ROWS = 4096
-"""A large dataset is not tokenized whole for a few of its rows."""
+"""Most rows to tokenize, unless more prompts are asked for: a large dataset is not tokenized whole for a few of its
+rows."""
 _DECODED_RESPONSES = 8
-"""So many are decoded with drafts and without."""
+"""Number of responses that are decoded with drafts and without."""
 _ROUNDS = 3
-"""So often, of which the fastest counts."""
+"""Number of times that each is decoded; the fastest counts."""
 _log = logging.getLogger(__name__)
 
 
 def probe(asked: Probe) -> ProbeResult:
-    """Probe one model after the other; the result has what keeps one from being probed."""
+    """Probe one model after the other. The result includes the error of a model that can't be probed."""
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     found = []
@@ -82,7 +83,7 @@ def probe(asked: Probe) -> ProbeResult:
 
 @contextmanager
 def _whole_model(probed: ProbedModel) -> Iterator[ModelSettings]:
-    """The settings of a plain Hugging Face folder: the model's own, or one that a checkpoint is written to."""
+    """Give the settings of a plain Hugging Face folder: the model's own, or one made from a checkpoint."""
     if probed.checkpoint is None:
         yield probed.model.model_copy(update={"lora": None})
         return
@@ -135,7 +136,7 @@ def _probe(probed: ProbedModel, model: ModelSettings, asked: Probe) -> ModelProb
 
 
 def _prompts(model: ModelSettings, weights: WeightsReference, asked: Probe) -> tuple[list[Prompt], EngineSampling]:
-    """The prompts that are answered, and how."""
+    """Return the prompts to answer, and the sampling settings."""
     positions = longest_sequence(load_config(weights.uri, revision=model.revision).get_text_config())
     tokenizer = load_tokenizer(model, weights)
     longest = asked.max_response_tokens
@@ -163,7 +164,7 @@ def _prompts(model: ModelSettings, weights: WeightsReference, asked: Probe) -> t
 def _sample(
     model: ModelSettings, weights: WeightsReference, tasks: Sequence[SequenceTask], sampling: EngineSampling
 ) -> dict[tuple[int, int], SequenceResult]:
-    """What the model answers, by the transformers engine, which then gives its memory back."""
+    """Return the model's responses, by the transformers engine, which then gives its memory back."""
     engine = TransformersEngine()
     engine.load(model, weights)
     run = engine.start(tasks, sampling, None)
@@ -182,7 +183,7 @@ def _loaded(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel:
 
 
 def _context(responses: Sequence[DrawnResponse], positions: int | None) -> int:
-    """Tokens before the one that is timed: as in the middle of a response, with room for drafts."""
+    """Return the tokens before the timed one: as in the middle of a response, with room for drafts."""
     middle = responses[len(responses) // 2]
     context = len(middle.prompt) + len(middle.response) // 2
     return context if positions is None else max(0, min(context, positions - MOST_ROWS))
@@ -214,7 +215,8 @@ def _decode(
     results: dict[tuple[int, int], SequenceResult],
     way: DraftSpeed,
 ) -> DraftedDecoding:
-    """Decode some responses with drafts and without, in turns. The least time of each is the least disturbed one."""
+    """Decode some responses with drafts and without, in alternation. The least time of each is the least disturbed
+    one."""
     exit_ = Exit(way.layer, way.drafts, way.choice)
     chosen = tasks[:_DECODED_RESPONSES]
     seconds = {True: 0.0, False: 0.0}
@@ -242,7 +244,7 @@ def _decode(
 
 
 def main() -> None:
-    """Reads a `Probe` from standard input and writes its result into the file that is named.
+    """Read a `Probe` from standard input and write its result into the named file.
 
     Standard output is left to what libraries print.
     """

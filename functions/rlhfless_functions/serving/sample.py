@@ -10,15 +10,15 @@ from rlhfless_functions import artifacts
 
 
 def sample(model_uri: str, prompt: str, *, count: int, temperature: float, max_tokens: int, seed: int) -> list[str]:
-    """Responses to one prompt, as text.
+    """Return responses to one prompt, as text.
 
     Args:
-        model_uri: a Hugging Face folder, as an exported run has it.
+        model_uri: a Hugging Face folder, such as an exported run's.
         prompt: text; with a chat template it is one user message.
         count: number of responses.
         temperature: 0 takes the likeliest token each time.
         max_tokens: longest response.
-        seed: of the sampler.
+        seed: seed of the sampler.
     """
     folder = artifacts.local_folder(model_uri, published=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -35,7 +35,7 @@ def sample(model_uri: str, prompt: str, *, count: int, temperature: float, max_t
 
 
 def main() -> None:
-    """Arguments: MODEL PROMPT COUNT TEMPERATURE MAX_TOKENS SEED."""
+    """Run with the arguments MODEL PROMPT COUNT TEMPERATURE MAX_TOKENS SEED."""
     transformers_logging.disable_progress_bar()
     model_uri, prompt, count, temperature, max_tokens, seed = sys.argv[1:]
     responses = sample(

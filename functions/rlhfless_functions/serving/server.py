@@ -41,15 +41,15 @@ from rlhfless_functions.settings import ModelSettings
 MAX_REQUEST_BYTES = 64 * 2**20
 """Largest request in bytes. A share of a million samples is about 40 MB."""
 _KEEP_ALIVE_SECONDS = 600
-"""Longer than any client keeps an idle connection; Go's HTTP client does for 90 s."""
+"""Seconds that an idle connection is kept: longer than any client keeps one. Go's HTTP client keeps it for 90 s."""
 
 
 def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_REQUEST_BYTES) -> FastAPI:
-    """The HTTP face of an instance.
+    """Create the HTTP interface of an instance.
 
     Args:
-        token: the job's own; every request below /v1 carries it as a bearer token, and one for a copy that of
-            `copy_token`.
+        token: the job's token. Every request below /v1 carries it as a bearer token; a request for a copy carries that
+            of `copy_token`.
         max_request_bytes: longer requests are refused with 413.
     """
     app = FastAPI(title=f"rlhfless {instance.stage}", docs_url=None, redoc_url=None, openapi_url=None)
@@ -148,7 +148,7 @@ class InstanceServer(uvicorn.Server):
         self._on_listening = on_listening
 
     async def startup(self, sockets: Any = None) -> None:
-        """Bind, then tell the port."""
+        """Bind, then report the port."""
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -158,13 +158,13 @@ class InstanceServer(uvicorn.Server):
             self._on_listening(port)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ends an instance that can do nothing more; an open stream is sent to its end."""
+        """End an instance that can't continue. An open stream is sent to its end."""
         self.should_exit = self.should_exit or self._instance.lost
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """End the streams, then wait for what is still published, by a task that was cut or beside one: after this
-        uvicorn raises the signal anew, and a process that is not the first of its container dies of it."""
+        """End the streams, then wait until all is published, by a cut task or beside one. After this uvicorn raises the
+        signal again, and a process that is not the first of its container dies of it."""
         await super().shutdown(sockets)
         await self._instance.idle()
 
@@ -186,7 +186,7 @@ async def serve(
     weights_line: str | None = None,
     on_listening: Callable[[int], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a task that was cut or drained publishes before the process ends."""
+    """Serve until SIGTERM or SIGINT. A task that was cut or drained publishes before the process ends."""
     config = uvicorn.Config(
         create_app(instance, token=token),
         host=host,
@@ -194,8 +194,8 @@ async def serve(
         log_config=None,
         lifespan="off",
         access_log=False,
-        # Knative's queue-proxy keeps connections, and it must be the one that closes them: a request that meets a
-        # connection which is just being closed is lost.
+        # Knative's queue-proxy keeps connections, and it must be the one that closes them: a request on a connection
+        # that is just being closed is lost.
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
     )
     server = InstanceServer(config, instance, on_listening)

@@ -34,7 +34,7 @@ from rlhfless_functions.settings import EngineSettings, RewardSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 
 _FIRST_ROWS = 256
-"""A large dataset is not tokenized whole for a few of its rows."""
+"""Rows to tokenize at first: a large dataset is not tokenized whole for a few of its rows."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ def try_rewards(trial: RewardTrial) -> RewardTrialResult:
 
 
 class _Rows:
-    """The prompts of the data, as many from its beginning as are asked for."""
+    """The data's prompts, from the first on, as many as are needed."""
 
     def __init__(self, trial: RewardTrial, tokenizer: PreTrainedTokenizerBase) -> None:
         self._trial = trial
@@ -85,7 +85,7 @@ class _Rows:
         self.prompts: list[Prompt] = []
 
     def more(self) -> bool:
-        """Read more rows; whether there were any."""
+        """Read more rows. Return whether there were any."""
         whole = len(self.table.rows)
         while self._read < whole:
             self._read = min(whole, max(_FIRST_ROWS, 4 * self._read))
@@ -93,7 +93,7 @@ class _Rows:
             try:
                 self.prompts = self.made(replace(self.table, rows=self.table.rows[: self._read], lines=lines))
             except TaskError:
-                # None of the first rows may be short enough.
+                # Perhaps none of the first rows is short enough.
                 if self._read == whole:
                     raise
                 continue
@@ -101,7 +101,7 @@ class _Rows:
         return False
 
     def made(self, table: Table) -> list[Prompt]:
-        """The prompts of a table, as training makes them."""
+        """Return the prompts of a table, as training makes them."""
         trial = self._trial
         prompts, _ = make_prompts(table, trial.data, trial.sampling, self._tokenizer, self._positions)
         return prompts
@@ -136,7 +136,7 @@ def _row(rows: _Rows, row: int, given: GivenResponse) -> Prompt:
 
 
 def _find(rows: _Rows, given: GivenResponse) -> Prompt | None:
-    """The data's row with this prompt: as the model sees it, as messages, or as the user's last one."""
+    """Return the data's row with this prompt: as the model sees it, as messages, or as the user's last message."""
     seen = 0
     while True:
         for prompt in rows.prompts[seen:]:
@@ -150,14 +150,14 @@ def _find(rows: _Rows, given: GivenResponse) -> Prompt | None:
 
 
 def _own(rows: _Rows, given: GivenResponse, number: int) -> Prompt:
-    """A prompt that the data does not have, with what stands beside it."""
+    """Return a prompt that the data does not have, with its columns."""
     row = {**given.columns, prompt_column(rows.table, rows._trial.data): given.prompt}
     (prompt,) = rows.made(Table(given.place, [row]))
     return replace(prompt, row=len(rows.table.rows) + number)
 
 
 def _sampled(trial: RewardTrial, tokenizer: PreTrainedTokenizerBase, initial: WeightsReference) -> list[_Group]:
-    """What the model answers the data's first prompts: by the transformers engine, with the job's seed."""
+    """Return the model's responses to the data's first prompts, by the transformers engine with the job's seed."""
     rows = _Rows(trial, tokenizer)
     while len(rows.prompts) < trial.prompts and rows.more():
         pass
@@ -206,7 +206,7 @@ def _score(trial: RewardTrial, groups: Sequence[_Group], scorer: RewardScorer) -
 
 
 def _total(terms: dict[str, float | None], weights: dict[str, float]) -> float | None:
-    """The weighted sum; None where a term that counts has failed, since the others are not the reward."""
+    """Return the weighted sum; None if a term that counts has failed, because the others are not the reward."""
     failed = any(weight != 0 and name not in terms for name, weight in weights.items())
     return None if failed else weighted_sum(terms, weights)
 
@@ -244,12 +244,12 @@ def _try(
 
 
 def main() -> None:
-    """Reads a `RewardTrial` from standard input and writes its result into the file that is named.
+    """Read a `RewardTrial` from standard input and write its result into the named file.
 
     Standard output is left to what libraries print.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    # What a user's function prints.
+    # This is the output of a user's function.
     logging.getLogger("rlhfless.rewards").setLevel(logging.INFO)
     transformers_logging.disable_progress_bar()
     result = try_rewards(RewardTrial.model_validate_json(sys.stdin.buffer.read()))
