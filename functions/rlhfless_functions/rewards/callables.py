@@ -88,7 +88,7 @@ def _verl_number(result: Any, call: Call) -> float | None:
 
 
 def _select(signature: inspect.Signature, available: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `available` that the function wants.
+    """Return the entries of `available` that the function wants.
 
     Raises:
         LookupError: it wants something that is not available.

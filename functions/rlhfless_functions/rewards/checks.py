@@ -89,7 +89,7 @@ def _answers_of_a_fork(check: Callable[[int], float], numbers: Sequence[int], se
 
 
 def _read(descriptor: int, deadline: float) -> bytes | bool | None:
-    """A score; False once the other side has ended, None if it is late."""
+    """Return a score; False once the other side has ended, None if it is late."""
     ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
     if not ready:
         return None

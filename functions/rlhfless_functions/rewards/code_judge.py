@@ -124,7 +124,7 @@ class Solution:
         self._functions: list[Callable[..., Any]] = []
         self._exceptions: dict[int, type[BaseException]] = {}
         self.ended = False
-        """Whether it has ended, or no fork of it serves the test."""
+        """Whether the code's process has ended, or its present test has no fork."""
 
     def load(self) -> None:
         """Run the code.

@@ -42,13 +42,13 @@ class _Verdict:
 
 
 def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) -> Scorer:
-    """The share of the unit tests that a response's last Python code block passes.
+    """Score the share of the unit tests that a response's last Python code block passes.
 
     A response without a code block scores 0. A test that runs out of time fails; the tests after it still run.
 
     Args:
-        tests_column: column with a list (or the JSON of one) of assert statements, run after the code, or of
-            {input, output} for programs that read standard input; outputs are compared without trailing whitespace.
+        tests_column: column with a list (or the JSON of one) of assert statements, run after the code, or of {input,
+            output} for programs that read standard input; outputs are compared without trailing whitespace.
         seconds: time limit of one test, and of running the code itself.
         memory: bytes that all tests running at a time may use together.
         scratch: folder for working folders.

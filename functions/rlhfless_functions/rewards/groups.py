@@ -22,9 +22,9 @@ class RewardGroup:
     completion_ids: list[list[int]]
     """The responses' token ids, EOS included."""
     finish_reasons: list[str]
-    """Why each response ended: `stop` or `truncated`."""
+    """The reason for the end of each response: `stop` or `truncated`."""
     columns: dict[str, Any]
-    """The prompt's row of the dataset, and `ground_truth` where it has one."""
+    """The prompt's row of the dataset, and `ground_truth` if there is one."""
 
     @property
     def size(self) -> int:
@@ -32,11 +32,11 @@ class RewardGroup:
         return len(self.completions)
 
     def ended(self) -> list[int]:
-        """The numbers of the responses that ended by themselves."""
+        """Return the numbers of the responses that ended by themselves."""
         return [number for number, reason in enumerate(self.finish_reasons) if reason != "truncated"]
 
     def alone(self, number: int) -> "RewardGroup":
-        """The same prompt with one of its responses."""
+        """Return the same prompt with one of its responses."""
         return replace(
             self,
             completions=[self.completions[number]],

@@ -2,7 +2,7 @@
 
 
 def soft_overlong(length: int, longest: int, buffer: int) -> float:
-    """0 up to `longest − buffer` tokens, then linearly down to −1 at `longest`.
+    """Return 0 up to `longest − buffer` tokens, then linearly down to −1 at `longest`.
 
     Args:
         length: tokens of the response, EOS included.

@@ -8,11 +8,11 @@ from rlhfless_functions.rewards.groups import RewardGroup
 
 
 def exact_match_scorer(pattern: str | None, require_end: bool, seconds: float = 1.0) -> Scorer:
-    """1 if the answer equals the ground truth, else 0.
+    """Score 1 if the answer equals the ground truth, else 0.
 
     Args:
-        pattern: regular expression whose last match's first group (or whole match, if it has none) is the answer;
-            the whole response if None. Both sides are stripped.
+        pattern: regular expression whose last match's first group (or whole match, if it has none) is the answer; the
+            whole response if None. Both sides are stripped.
         require_end: score 0 if the response was truncated.
         seconds: CPU time to search one response; above it the response scores 0.
     """
@@ -36,7 +36,7 @@ def exact_match_scorer(pattern: str | None, require_end: bool, seconds: float = 
 
 
 def format_scorer(pattern: str, seconds: float = 1.0) -> Scorer:
-    """1 if the whole response matches the pattern, else 0; `.` matches newlines too.
+    """Score 1 if the whole response matches the pattern, else 0; `.` matches newlines too.
 
     Args:
         pattern: regular expression.

@@ -14,7 +14,7 @@ _TRUTH_SECONDS = 5
 
 
 def math_scorer(require_end: bool = False, seconds: float = 5.0) -> Scorer:
-    """1 if the response's last mathematical expression (`\\boxed{}` first) equals the ground truth, else 0.
+    """Score 1 if the response's last mathematical expression (`\\boxed{}` first) equals the ground truth, else 0.
 
     Args:
         require_end: score 0 if the response was truncated.
@@ -46,7 +46,8 @@ def _equal(truth: list[Any], answer: str) -> bool:
 
 
 def _answers(completion: str) -> list[str]:
-    """The response and, if it has several boxes, the last box alone, because the parser reads several as one set."""
+    """Return the response and, if it has several boxes, the last box alone, because the parser reads several as one
+    set."""
     last = completion.rfind("\\boxed")
     return [completion, completion[last:]] if completion.count("\\boxed") > 1 else [completion]
 

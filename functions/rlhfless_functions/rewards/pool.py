@@ -51,7 +51,7 @@ class Outcome:
     scores: list[float | None]
     """One score per response; all None after an error."""
     error: str | None = None
-    """What went wrong, as the end of a sentence that starts with the reward's name."""
+    """The fault, as the end of a sentence that starts with the reward's name."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Numbers that the reward logged."""
     called: bool = True

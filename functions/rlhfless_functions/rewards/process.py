@@ -87,7 +87,7 @@ class WorkerProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the worker still runs, without waiting."""
+        """Return whether the worker still runs, without waiting."""
         ready = {key.fileobj for key, _ in self._selector.select(0)}
         return self._lifeline not in ready
 

@@ -96,7 +96,7 @@ class RewardScorer:
                 weighted_sum({name: terms[name][number][response] for name in terms}, weights)
                 for response in range(group.size)
             ]
-            # A failed term did not abstain. The sum of the others without it would be a different reward.
+            # A failed term did not abstain. A sum without it would be a different reward.
             if not any(outcomes[name][number].error and weights[name] != 0 for name in outcomes)
             else [None] * group.size
             for number, group in enumerate(groups)
@@ -136,7 +136,7 @@ class RewardScorer:
             raise TaskError("drained", "the instance was told to stop while rewards ran", retryable=True) from None
         if reward.on_error == "fail":
             for group, outcome in zip(groups, outcomes, strict=True):
-                # The others failed only because of it, and their errors don't tell the reason.
+                # The others failed only because of it, and their errors do not tell the reason.
                 if outcome.error is not None and outcome.called:
                     raise TaskError(
                         "reward_failed",
@@ -186,7 +186,7 @@ class RewardScorer:
 
 
 def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> float | None:
-    """The weighted sum of the terms that scored a response, as in TRL; None if no term with a weight did.
+    """Return the weighted sum of the terms that scored a response, as in TRL; None if no term with a weight did.
 
     A term is None if it does not judge the response, such as a term for another task. Terms of weight 0 are only
     logged.
@@ -199,7 +199,7 @@ def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> f
 
 
 def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
-    """Time limit of a group's call in seconds: `timeout` plus the sum of the kind's inner time limits."""
+    """Return the time limit of a group's call in seconds: `timeout` plus the sum of the kind's inner time limits."""
     if reward.code is not None:
         inner = execution.longest_call(group.columns, reward.code.tests_column, reward.code.timeout, group.size)
         return reward.timeout + inner

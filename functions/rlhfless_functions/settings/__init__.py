@@ -1,4 +1,11 @@
-"""The settings of a job that the control plane and the functions share. This package does not import torch."""
+"""The settings of a job that the control plane and the functions share. This package does not import torch.
+
+- `base`: the base of all settings, and the types with a unit.
+- `model`: the model to train. `data`: the source of prompts. `sampling`: temperature and limits.
+- `algorithm`: the algorithm and its choices. `rewards`: the weighted rewards.
+- `optimizer`: the optimizer and the batch. `learning`: the learner's memory. `engine`: the inference engine.
+- `emulation`: an emulated GPU.
+"""
 
 from rlhfless_functions.settings.algorithm import (
     AlgorithmName,

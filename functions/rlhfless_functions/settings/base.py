@@ -47,7 +47,7 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_an_integer_of_64_bits(cls, value: Any) -> Any:
-        """API servers have no larger integers."""
+        """Refuse larger integers, which API servers do not have."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{value} is not a 64-bit integer; write one from {-(2**63)} to {2**63 - 1}")
         return value
@@ -85,7 +85,7 @@ def parse_duration(value: Any) -> Any:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact spelling with one unit: `90.0` is `"90s"`, `600.0` is `"10m"`, `0.25` is `"250ms"`."""
+    """Return the shortest exact spelling with one unit: `90.0` is `"90s"`, `600.0` is `"10m"`, `0.25` is `"250ms"`."""
     if seconds == int(seconds):
         for unit in ("d", "h", "m"):
             if seconds and seconds % _DURATION_UNITS[unit] == 0:
@@ -114,7 +114,7 @@ def parse_bytes(value: Any) -> Any:
 
 
 def format_bytes(count: int) -> str:
-    """The shortest exact spelling of an amount of memory: `2**34` is `"16Gi"`."""
+    """Return the shortest exact spelling of an amount of memory: `2**34` is `"16Gi"`."""
     for unit in ("Ti", "Gi", "Mi", "Ki"):
         if count and count % _BYTE_UNITS[unit] == 0:
             return f"{count // _BYTE_UNITS[unit]}{unit}"
@@ -136,7 +136,7 @@ def parse_money(value: Any) -> Any:
 
 
 def format_money(amount: Decimal) -> str:
-    """An amount as digits alone: `Decimal("0E-9")` is `"0.000000000"`."""
+    """Return an amount as digits alone: `Decimal("0E-9")` is `"0.000000000"`."""
     return f"{amount:f}"
 
 

@@ -1,4 +1,4 @@
-"""The source of prompts, and how they become token ids."""
+"""The source of prompts, and their conversion to token ids."""
 
 from typing import Literal
 

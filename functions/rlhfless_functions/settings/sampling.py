@@ -1,4 +1,4 @@
-"""How responses are sampled."""
+"""The sampling of responses."""
 
 from typing import Annotated
 

@@ -1,4 +1,12 @@
-"""Weights in the Hugging Face layout: load, swap in place, publish; adapters, critics and tokenizers with them."""
+"""Weights in the Hugging Face layout: load, swap in place, publish.
+
+- `policy`: the policy's weights. `adapters`: low-rank adapters. `critic`: the critic. `tokenizers`: the tokenizer.
+- `source`: find weights in a folder, a store or on the hub. `support`: the models that can be trained.
+- `tensors`: fill a module from safetensors files. `building`: build one model at a time.
+- `arriving` and `arriving_files`: compute while the weights arrive. `prefetched`: hold the next weights in host memory.
+- `saving`: write Hugging Face folders. `sharded`: publish from several ranks.
+- `fingerprints`: tell weights from others.
+"""
 
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter
 from rlhfless_functions.weights.arriving import ArrivingPolicy, NotArrivedError, load_arriving

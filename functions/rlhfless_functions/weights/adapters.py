@@ -26,7 +26,7 @@ _FILE = "adapter_model.safetensors"
 _BACKBONE = "backbone.json"
 
 _backbones: WeakKeyDictionary[PeftModel, str] = WeakKeyDictionary()
-"""Fingerprints of what adapters sit on, where they are known."""
+"""Fingerprints of the adapters' backbones, if they are known."""
 
 
 def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: str | None = None) -> PeftModel:
@@ -37,10 +37,10 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
     Args:
         policy: the model.
         settings: rank, scale and target modules.
-        backbone: fingerprint of the model's weights, which every version of the adapter is then bound to.
+        backbone: fingerprint of the model's weights. Every version of the adapter is bound to it.
 
     Raises:
-        TaskError: if the model does not have the target modules, or shares their weights with others.
+        TaskError: the model lacks the target modules, or shares their weights with others.
     """
     _check_targets(policy, settings.target_modules)
     targets: str | list[str] = "all-linear" if settings.target_modules == ["all-linear"] else settings.target_modules
@@ -58,7 +58,7 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
         raise TaskError("model_unloadable", f"model.lora.targetModules does not fit this model: {error}") from error
     names = adapted.peft_config[_NAME].target_modules
     if isinstance(names, set):
-        # Its files are the same in each process: the order of a set is not.
+        # Its files must be the same in each process, and the order of a set is not.
         adapted.peft_config[_NAME].target_modules = sorted(names)
     with building():
         _reset(adapted)
@@ -68,10 +68,10 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
 
 
 def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
-    """Fill the adapter of a model from a published one, in place; None stands for a fresh adapter.
+    """Fill a model's adapter from a published one, in place; None stands for a fresh adapter.
 
     Raises:
-        TaskError: if it cannot be had or does not fit; the adapter is as it was.
+        TaskError: it can't be had or does not fit; the adapter is unchanged.
     """
     if uri is None:
         _reset(policy)
@@ -82,10 +82,10 @@ def load_adapter_into(policy: PeftModel, uri: str | None) -> None:
 
 
 def adapter_pairs(policy: PeftModel, uri: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each tensor of a model's adapter with that of a published one, all of which are checked.
+    """Return each tensor of a model's adapter with its counterpart in a published one; all of them are checked.
 
     Raises:
-        TaskError: if it cannot be had or does not fit.
+        TaskError: it can't be had or does not fit.
     """
     folder = weights_folder(uri)
     with unloadable(uri, "give an adapter of the job's own model, rank and target modules"):
@@ -106,14 +106,14 @@ def publish_adapter(
     readme: str | None = None,
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Publish a model's adapter as a peft folder; nothing happens if `uri` has been published before.
+    """Publish a model's adapter as a peft folder; do nothing if `uri` has been published before.
 
     Args:
         uri: the folder.
         policy: the model with its adapter.
-        tokenizer: saved with it, where the folder is for people.
+        tokenizer: saved with it, if the folder is for people.
         readme: content of a README.md.
-        state: the adapter's parameters by their names in the model; those of now if left out.
+        state: the adapter's parameters by their names in the model; by default the present ones.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
@@ -130,9 +130,9 @@ def write_adapter(folder: Path, policy: PeftModel, state: dict[str, torch.Tensor
     """Write a peft folder.
 
     Args:
-        folder: an existing one.
+        folder: an existing folder.
         policy: the model with its adapter.
-        state: the adapter's parameters by their names in the model, where that holds a part of each, or newer ones.
+        state: the adapter's parameters by their names in the model, if the model holds parts of them or newer ones.
 
     Raises:
         OSError: if the disk is full.
@@ -145,12 +145,13 @@ def write_adapter(folder: Path, policy: PeftModel, state: dict[str, torch.Tensor
 
 
 def merge_adapter(policy: PeftModel) -> PreTrainedModel:
-    """The plain model that computes what backbone and adapter compute together; `policy` is used up."""
+    """Return the plain model that computes the same as backbone and adapter together. `policy` is used up."""
     return cast(PreTrainedModel, policy.merge_and_unload())
 
 
 def _check_targets(policy: PreTrainedModel, targets: list[str]) -> None:
-    """peft ignores names that match nothing if one matches, and merges into all modules that share the weight."""
+    """Refuse targets that peft would misread: it ignores names without a match if another one matches, and merges into
+    all modules that share a weight."""
     if targets == ["all-linear"]:
         return
     names = [name for name, _ in policy.named_modules()]
@@ -182,9 +183,9 @@ def check_backbone(folder: Path, uri: str, ours: str | None) -> None:
     """Refuse an adapter that was trained on another backbone.
 
     Args:
-        folder: the adapter's, a copy of `uri`.
+        folder: folder of the adapter, a copy of `uri`.
         uri: for the message.
-        ours: fingerprint of the backbone that is loaded, if it is known.
+        ours: fingerprint of the loaded backbone, if it is known.
 
     Raises:
         TaskError: `model_unloadable`.

@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 class NotArrivedError(Exception):
-    """The tensors of a layer will not arrive, or what had arrived is not to be trusted."""
+    """The tensors of a layer will not arrive, or the tensors that arrived can't be trusted."""
 
 
 def load_arriving(model: ModelSettings, ref: WeightsReference, device: torch.device) -> "ArrivingPolicy | None":
     """Begin to load a policy; it can compute at once, and each layer waits for its tensors.
 
     Returns:
-        None where the weights must be complete first, and `load_policy` loads them: adapters, weights that need a
+        None if the weights must be complete first, and `load_policy` must load them: adapters, weights that need a
         conversion, and unusual or faulty ones, whose error the ordinary load raises. The log says why.
 
     Raises:
-        TaskError: the weights cannot be had.
+        TaskError: the weights can't be had.
     """
     if model.lora is not None or ref.adapter is not None:
         return None
@@ -61,16 +61,16 @@ def load_arriving(model: ModelSettings, ref: WeightsReference, device: torch.dev
 
 
 class ArrivingPolicy:
-    """A policy whose weights a thread fills in while they arrive.
+    """A policy that a thread fills with weights while they arrive.
 
     Args:
         model: the job's model, without adapter.
         ref: its weights.
         folder: the folder of the weights.
-        device: where to put them.
+        device: device of the policy.
 
     Raises:
-        Exception: the tensors are not the module's own, or anything else is wrong with the folder.
+        Exception: the tensors are not the module's own, or the folder has another fault.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ArrivingPolicy:
         self._arrived: set[int] = set()
         self._problem: BaseException | None = None
         self._filling = threading.Lock()
-        """Held while a tensor is written: an abandoned policy is written no more."""
+        """Held while a tensor is written, so that nothing is written to an abandoned policy."""
         self._abandoned = False
         self._settled = False
         self._unsound = False
@@ -110,16 +110,16 @@ class ArrivingPolicy:
 
     @property
     def failed(self) -> bool:
-        """Whether the policy holds no sound weights and never will."""
+        """Whether the policy has no sound weights and never will."""
         return self._unsound or self._folder.failed
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is on its way any more."""
+        """Whether no weights are on their way any more."""
         return self._settled
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Load the model's tokenizer, whose files come before the weights or beside them.
+        """Load the model's tokenizer. Its files come before the weights or beside them.
 
         Raises:
             TaskError: it cannot be had.
@@ -134,13 +134,13 @@ class ArrivingPolicy:
         """Wait until all weights are there and checked.
 
         Args:
-            computed: whether a pass was computed meanwhile, whose numbers are to be used.
+            computed: whether a pass was computed meanwhile.
 
         Returns:
-            Whether these numbers are those of the weights; else they have to be computed anew.
+            Whether the numbers of this pass can be used; otherwise they must be computed anew.
 
         Raises:
-            TaskError: the weights cannot be had; the policy is of no use any more.
+            TaskError: the weights cannot be had; the policy can't be used any more.
         """
         if self._settled:
             return not computed
@@ -162,13 +162,14 @@ class ArrivingPolicy:
             )
             swap_policy(self.policy, self._ref, remedy=WEIGHTS_OF_CONFIG)
         self._unsound = False
-        # A layer whose own pass did not come by may have been used by another one before it was there.
+        # A layer without a pass of its own may have been used by another layer before its tensors arrived.
         return problem is None and (not computed or all(unit in self._passed for unit, _ in self._awaited))
 
     def abandon(self) -> None:
-        """Stop filling the policy, which is of no use any more, and give its memory back.
+        """Stop filling the policy, which is not needed any more, and give its memory back.
 
-        A pass that waits for a layer ends with an error. No other pass may be under way."""
+        A pass that waits for a layer ends with an error. No other pass may be under way.
+        """
         with self._filling:
             self._unsound = self._settled = self._abandoned = True
         with self._changed:
@@ -211,7 +212,7 @@ class ArrivingPolicy:
             self._files.close()
 
     def _shapes(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Shapes by name. Those in files that are not there yet are compared later."""
+        """Return shapes by name. Those in files that have not arrived are compared later."""
         state = self.policy.state_dict(keep_vars=True)
         shapes: dict[str, tuple[tuple[int, ...], bool]] = {}
         for name in self._files.file_of:
@@ -222,8 +223,8 @@ class ArrivingPolicy:
 
 
 def _units(module: nn.Module, awaited: set[int]) -> Iterator[tuple[nn.Module, frozenset[int]]]:
-    """The parts of a model that wait as a whole, with the tensors that they wait for: the members of its lists, which
-    are its layers, and what has tensors of its own outside of them."""
+    """Yield the parts of a model that wait as a whole, each with its tensors: its layers, which are the members of its
+    lists, and other modules with tensors of their own."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from ((layer, ids) for layer in child if (ids := _ids(layer) & awaited))

@@ -20,7 +20,7 @@ _LONGEST_HEADER = 100 * 2**20
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is in a safetensors file."""
+    """The place of a tensor in a safetensors file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -29,14 +29,15 @@ class _Place:
 
 
 class ArrivingFiles:
-    """The files of a model's weights. Making it waits for the index of the shards, or for the header of the one file.
+    """The files of a model's weights. The constructor waits for the index of the shards, or for the header of the one
+    file.
 
     Args:
         folder: the folder of the weights.
 
     Raises:
-        MismatchError: there are no such files, or something else than real numbers is in them.
-        Exception: what fetching raised.
+        MismatchError: there are no such files, or they hold other things than real numbers.
+        Exception: an error of fetching.
     """
 
     def __init__(self, folder: artifacts.Arriving) -> None:
@@ -44,20 +45,20 @@ class ArrivingFiles:
         self._headers: dict[str, dict[str, _Place]] = {}
         self._opened: dict[str, BinaryIO] = {}
         self.file_of = self._find(folder.names())
-        """By tensor, the file that holds it."""
+        """The file that holds each tensor, by the tensor's name."""
 
     def known_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor, if the header of its file has been read."""
+        """Return the shape of a tensor, if the header of its file has been read."""
         place = self._headers.get(self.file_of[name], {}).get(name)
         return place.shape if place is not None else None
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor, as soon as it is there. Its file may not be checked yet.
+        """Return a tensor as soon as it has arrived. Its file may not be checked yet.
 
         Raises:
-            MismatchError: it has another shape, or is not there.
+            MismatchError: it has another shape, or does not exist.
             BegunAgainError: a file was begun again.
-            Exception: what fetching raised.
+            Exception: an error of fetching.
         """
         file = self.file_of[name]
         place = self._header(file)[name]

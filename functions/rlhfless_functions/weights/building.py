@@ -1,7 +1,7 @@
 """Building one model at a time: transformers replaces torch's initialisers for the whole process while it builds one.
 
-Two threads that did so at once could leave the replacements behind for good. New parts of a model after that, such as
-an adapter or a critic's head, would hold what the memory held before.
+If two threads did so at once, the replacements could stay for good. New parts of a model, such as an adapter or a
+critic's head, would then keep the memory's old content.
 """
 
 import threading
@@ -15,13 +15,13 @@ _building = threading.RLock()
 
 @contextmanager
 def building() -> Iterator[None]:
-    """While this process builds a model with initialised weights."""
+    """Let only this thread of the process build a model with initialised weights, during the block."""
     with _building:
         yield
 
 
 @contextmanager
 def building_uninitialized() -> Iterator[None]:
-    """While this process builds a model all of whose weights are loaded afterwards."""
+    """Let only this thread of the process build a model whose weights are all loaded afterwards, during the block."""
     with _building, no_init_weights():
         yield

@@ -1,7 +1,7 @@
 """The critic: the body of the policy's architecture with a scalar head.
 
-Published in the layout of transformers' sequence classification with one label: the body under the architecture's own
-prefix, and `score.weight`.
+It is published in the layout of transformers' sequence classification with one label: the body under the architecture's
+own prefix, and `score.weight`.
 """
 
 import copy
@@ -46,7 +46,8 @@ class CriticModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """Values, float32 of shape [samples, length]: at position t that of the text up to and including token t."""
+        """Return values, float32 [samples, length]: at position t, the value of the text up to and including token
+        t."""
         hidden = self.body(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
@@ -63,14 +64,14 @@ def load_critic(
 ) -> CriticModel:
     """Load a published critic, or make a new one from a policy's weights: a copy of its body with a zero head.
 
-    Which of the two it is, the folder tells. On the CPU, in evaluation mode.
+    The folder tells which of the two it has. The critic is on the CPU, in evaluation mode.
 
     Args:
         model: the job's model.
         ref: the critic, or the policy.
-        dtype: number format of the body; `model.dtype` if left out.
-        attn_implementation: transformers' name of the attention kernel; its default, or the one that the architecture
-            needs, if left out.
+        dtype: number format of the body; by default `model.dtype`.
+        attn_implementation: transformers' name of the attention kernel; by default transformers' own, or the one that
+            the architecture needs.
 
     Raises:
         TaskError: `artifact_missing` or `model_unloadable`.
@@ -95,7 +96,7 @@ def swap_critic(critic: CriticModel, ref: WeightsReference) -> None:
     """Load another published critic in place, all or nothing.
 
     Raises:
-        TaskError: if it cannot be had or does not fit; the critic is as it was.
+        TaskError: it can't be had or does not fit; the critic is unchanged.
     """
     folder = weights_folder(ref.uri)
     with unloadable(ref.uri, "give a critic that this job published"):
@@ -103,7 +104,7 @@ def swap_critic(critic: CriticModel, ref: WeightsReference) -> None:
 
 
 def critic_state(critic: CriticModel, dtype: torch.dtype, *, copied: bool = False) -> dict[str, Tensor]:
-    """A critic's state as it is published: the body in `dtype`, and the head in float32. See `converted`."""
+    """Return a critic's state as it is published: the body in `dtype`, and the head in float32. See `converted`."""
     head = critic.score.weight.detach()
     return {**converted(critic, dtype, copied=copied), "score.weight": host_copy(head, head.dtype) if copied else head}
 
@@ -111,13 +112,13 @@ def critic_state(critic: CriticModel, dtype: torch.dtype, *, copied: bool = Fals
 def publish_critic(
     uri: str, critic: CriticModel, dtype: torch.dtype | None = None, *, state: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Publish a critic; nothing happens if `uri` has been published before.
+    """Publish a critic; do nothing if `uri` has been published before.
 
     Args:
         uri: the folder.
         critic: the critic.
-        dtype: number format of the published body, its own if left out; the head stays float32.
-        state: an earlier `critic_state` to publish; that of now if left out.
+        dtype: number format of the published body, by default its own. The head stays float32.
+        state: an earlier `critic_state` to publish; by default the present one.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.

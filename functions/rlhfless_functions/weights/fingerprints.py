@@ -1,4 +1,4 @@
-"""What tells one set of weights from another without reading all of it."""
+"""Fingerprints of weights: they tell one set of weights from another without reading all of it."""
 
 import hashlib
 import json
@@ -9,14 +9,14 @@ from typing import BinaryIO
 from rlhfless_functions.weights.tensors import safetensors_files
 
 _SAMPLE = 1024
-"""Bytes that are read at the beginning, in the middle and at the end of each tensor."""
+"""Bytes to read at the beginning, in the middle and at the end of each tensor."""
 
 
 def fingerprint(folder: Path) -> str:
-    """A digest of names, formats, shapes and samples of all tensors, in any division into files.
+    """Return a digest of names, formats, shapes and samples of all tensors, in any division into files.
 
-    A copy has the same, wherever it lies and however it is sharded; weights of the same shapes that were trained
-    otherwise have another. Reads about 3 KiB a tensor.
+    A copy has the same fingerprint in any place and any sharding. Weights of the same shapes from another training have
+    a different one. It takes about 3 KiB of reading per tensor.
 
     Args:
         folder: Hugging Face folder with safetensors.

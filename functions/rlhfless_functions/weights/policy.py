@@ -37,15 +37,15 @@ from rlhfless_functions.weights.tensors import (
 )
 
 WEIGHTS_OF_CONFIG = "give a folder of safetensors weights that belong to its config.json"
-"""What to do about a model that can't be loaded."""
+"""Remedy for a model that can't be loaded."""
 _OWN_WEIGHTS = "give weights of the job's own model"
 
 _origins: WeakKeyDictionary[nn.Module, tuple[ModelSettings, str]] = WeakKeyDictionary()
-"""The job's model that a policy was loaded for, and what its weights, or its backbone's, were first loaded from."""
+"""The job's model for which a policy was loaded, and the source of its first weights, or of its backbone's."""
 
 
 def torch_dtype(model: ModelSettings) -> torch.dtype:
-    """The number format in which the model generates and prepares."""
+    """Return the number format in which the model generates and prepares."""
     return torch.float32 if model.dtype == "float32" else torch.bfloat16
 
 
@@ -58,16 +58,16 @@ def load_policy(
 ) -> PreTrainedModel | PeftModel:
     """Load a policy on the CPU, in evaluation mode.
 
-    Where the job trains an adapter there is one on the model, at version 0 one that does nothing; the backbone alone,
-    which is the reference, is the same model under `disable_adapter()`. It is memory-mapped: processes that hold one
-    backbone on one machine, of one job or of several, have it in memory once.
+    If the job trains an adapter, the model has one. At version 0 it does nothing. The backbone alone, which is the
+    reference, is the same model under `disable_adapter()`. It is memory-mapped: processes of one machine that hold one
+    backbone, of one job or of several, have it in memory once.
 
     Args:
         model: the job's model.
         ref: the weights.
-        dtype: number format; `model.dtype` if left out. Files in another float format are converted.
-        attn_implementation: transformers' name of the attention kernel; its default, or the one that the architecture
-            needs, if left out.
+        dtype: number format; by default `model.dtype`. Files in another float format are converted.
+        attn_implementation: transformers' name of the attention kernel; by default transformers' own, or the one that
+            the architecture needs.
 
     Raises:
         TaskError: `artifact_missing`, `model_unloadable`, or `bad_request` for an adapter without `model.lora`.
@@ -97,10 +97,10 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference, *, r
     Args:
         policy: the job's model.
         ref: the weights.
-        remedy: what to do if they do not fit, for the message.
+        remedy: remedy if they do not fit, for the message.
 
     Raises:
-        TaskError: if the weights cannot be had or do not fit; the policy has the weights that it had.
+        TaskError: the weights can't be had or do not fit; the policy is unchanged.
     """
     _, uri = _origins.get(policy, (None, ref.uri))
     if isinstance(policy, PeftModel):
@@ -118,10 +118,10 @@ def swap_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference, *, r
 def policy_pairs(
     policy: PreTrainedModel, ref: WeightsReference, *, remedy: str = _OWN_WEIGHTS
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each distinct tensor of a policy with its source in other weights, which may be of another float format.
+    """Yield each distinct tensor of a policy with its source in other weights, which may be in another float format.
 
     Raises:
-        TaskError: if the weights cannot be had or do not fit, before the first pair.
+        TaskError: the weights can't be had or do not fit; raised before the first pair.
     """
     model, _ = _origins.get(policy, (None, None))
     folder = weights_folder(ref.uri, revision=model_revision(model, ref.uri) if model else None)
@@ -144,17 +144,17 @@ def publish_weights(
     since: str | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Publish a policy as a complete Hugging Face folder; nothing happens if `uri` has been published before.
+    """Publish a policy as a complete Hugging Face folder; do nothing if `uri` has been published before.
 
     Args:
         uri: the folder.
-        policy: the model; one with an adapter is published by `publish_adapter`, or merged first.
+        policy: the model. If it has an adapter, call `publish_adapter` instead, or merge it first.
         tokenizer: saved with it, because every version can be loaded alone.
-        dtype: number format of the published weights; the model's own if left out.
+        dtype: number format of the published weights; by default the model's own.
         readme: content of a README.md.
         shard_bytes: largest size of one weights file.
-        since: the version before; what changed is published, too, where that helps. See `artifacts.publish`.
-        state: the tensors to publish, in `dtype`; those of now if left out.
+        since: the version before. The changes since then are published too, if that helps. See `artifacts.publish`.
+        state: the tensors to publish, in `dtype`; by default the present ones.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
@@ -176,15 +176,15 @@ def load_module(
     *,
     mapped: bool = False,
 ) -> PreTrainedModel:
-    """Build the module without initialising it and fill it; what needs conversion goes transformers' slower way.
+    """Build a module without initialising it, and fill it. Weights that need a conversion go transformers' slower way.
 
     Args:
         folder: a local copy of `uri`.
         uri: for messages.
-        config: what is in the folder.
+        config: configuration in the folder.
         dtype: number format of the module.
         attn_implementation: transformers' name of the attention kernel.
-        mapped: keep the files' pages in the place of a copy, for a module that is never swapped.
+        mapped: whether to keep the files' pages instead of a copy, for a module that is never swapped.
 
     Raises:
         TaskError: `model_unloadable`.
@@ -203,7 +203,7 @@ def load_module(
 
 
 def build_empty(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
-    """Build a module on the CPU whose parameters and persistent buffers hold what the memory held before."""
+    """Build a module on the CPU. Its parameters and persistent buffers keep the memory's old content."""
     with building_uninitialized():
         kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
         module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
@@ -212,7 +212,7 @@ def build_empty(config: PreTrainedConfig, dtype: torch.dtype, attn_implementatio
 
 
 def loaded_from(policy: nn.Module, model: ModelSettings, uri: str) -> None:
-    """Remember what a policy's weights were first loaded from."""
+    """Remember the source of a policy's first weights."""
     _origins[policy] = (model, uri)
 
 

@@ -20,7 +20,7 @@ from rlhfless_functions.weights.adapters import adapter_pairs
 from rlhfless_functions.weights.policy import policy_pairs
 
 _ALIGNMENT = 64
-"""Bytes of a cache line and of the widest vector."""
+"""Bytes of a cache line, and of the widest vector."""
 
 
 @dataclass
@@ -32,15 +32,15 @@ class PrefetchedWeights:
     pairs: list[tuple[Tensor, Tensor]]
     """Each distinct tensor of the policy with its new content, in the policy's number format."""
     published: artifacts.Manifest | None
-    """What the version was published as when it was read."""
+    """The manifest with which the version was published when it was read."""
 
     def is_of(self, policy: PreTrainedModel | PeftModel, weights: WeightsReference) -> bool:
-        """Whether this is what is published now as these weights, for this policy.
+        """Return whether this is the version that is now published as these weights, for this policy.
 
-        A version that no driver had written down may be published anew with other content.
+        A version that no driver has recorded may be published anew with other content.
 
         Raises:
-            TaskError: `artifact_missing`, if the store cannot be asked.
+            TaskError: `artifact_missing`, if the store can't be asked.
         """
         if self.policy is not policy or self.weights != weights:
             return False
@@ -48,16 +48,17 @@ class PrefetchedWeights:
 
 
 def swappable_bytes(policy: PreTrainedModel | PeftModel) -> int:
-    """Bytes that a version takes in host memory: of the adapter where there is one, otherwise of the whole policy."""
+    """Return the bytes that a version takes in host memory: those of the adapter if there is one, otherwise of the
+    whole policy."""
     tensors = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def prefetch_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) -> PrefetchedWeights:
-    """Read a published version into host memory, checked. The policy may compute meanwhile; it stays as it is.
+    """Read a published version into host memory, checked. The policy may compute meanwhile, and stays as it is.
 
     Raises:
-        TaskError: if the weights cannot be had or do not fit.
+        TaskError: the weights can't be had or do not fit.
     """
     published = _manifest(ref)
     on_gpu = next(policy.parameters()).device.type == "cuda"
@@ -71,12 +72,12 @@ def prefetch_policy(policy: PreTrainedModel | PeftModel, ref: WeightsReference) 
 
 
 def take_over(prefetched: PrefetchedWeights) -> None:
-    """Make the policy hold a prefetched version, of which nothing is left.
+    """Make the policy hold a prefetched version, which is used up.
 
     An error in the middle leaves a mixture of two versions, and the policy must not be used again.
     """
     pairs, prefetched.pairs = prefetched.pairs, []
-    # Of an adapter there are views of its tensors, which would take over the memory in their place.
+    # An adapter has views of its tensors, which would take over the memory instead of them.
     whole = not isinstance(prefetched.policy, PeftModel)
     with torch.no_grad():
         for target, tensor in pairs:
@@ -89,8 +90,8 @@ def take_over(prefetched: PrefetchedWeights) -> None:
 
 
 def _aligned_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether kernels compute the same bits with either: alignment can change the last ones. torch aligns what it
-    allocates, but some models are views of their files."""
+    """Return whether kernels compute the same bits with either: alignment can change the last ones. torch aligns its
+    own memory, but some models are views of their files."""
     return one.data_ptr() % _ALIGNMENT == other.data_ptr() % _ALIGNMENT
 
 

@@ -1,7 +1,7 @@
 """Writing models and tokenizers as Hugging Face folders.
 
-A version is published in every training step, and only its tensors change: the configuration's and the tokenizer's
-files are made once and written again from memory.
+A version is published in every training step, and only its tensors change. So the files of the configuration and the
+tokenizer are made once, and written again from memory.
 """
 
 import copy
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
 SHARD_BYTES = 5 * 10**9
-"""Weights above this size are written in several files."""
+"""Bytes above which weights are written in several files."""
 
 Files = dict[str, bytes]
 """Content of small files by their names."""
@@ -42,21 +42,21 @@ def write_model(
     """Write a model's configuration, generation configuration and weights as `save_pretrained` does.
 
     Args:
-        model: the model; its configurations are taken as they were when it was first written.
+        model: the model. Its configurations are those of its first writing.
         folder: an existing folder.
-        dtype: number format of the written weights; the model's own if left out.
+        dtype: number format of the written weights; by default the model's own.
         shard_bytes: largest size of one weights file.
-        state: the model's state in `dtype`, such as an earlier one; that of now if left out.
+        state: the model's state in `dtype`, such as an earlier one; by default the present one.
 
     Raises:
         OSError: if the disk is full.
     """
     dtype = dtype or model.dtype
     write_settings(model, folder, dtype)
-    # Transformers may hold tensors under other names, or fused; the folder has the architecture's published layout.
+    # Transformers may hold tensors under other names, or fused. The folder has the architecture's published layout.
     own = converted(model, dtype) if state is None else dict(state)
     published = revert_weight_conversion(model, own)
-    # It sorts them by name; of the two names of an embedding that is also the output layer, the first is read by all.
+    # It sorts them by name. Of the two names of an embedding that is also the output layer, all readers know the first.
     places = {name: place for place, name in enumerate(own)}
     in_order = sorted(published, key=lambda name: places.get(name, len(places)))
     write_tensors({name: published[name] for name in in_order}, folder, shard_bytes=shard_bytes)
@@ -86,7 +86,7 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write safetensors files; of tied tensors one is written.
+    """Write safetensors files; of tied tensors, only one is written.
 
     Raises:
         OSError: if the disk is full.
@@ -101,12 +101,12 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
 
 
 def converted(module: nn.Module, dtype: torch.dtype, *, copied: bool = False) -> dict[str, Tensor]:
-    """A module's state with its floating-point tensors in `dtype`; tied tensors stay tied.
+    """Return a module's state with its floating-point tensors in `dtype`; tied tensors stay tied.
 
     Args:
         module: the module.
         dtype: number format.
-        copied: whether all tensors are copies in the host's memory, which stay as they are while the module learns.
+        copied: whether all tensors are copies in the host's memory, which do not change while the module learns.
     """
     made: dict[int, Tensor] = {}
     state = {}
@@ -120,20 +120,20 @@ def converted(module: nn.Module, dtype: torch.dtype, *, copied: bool = False) ->
 
 
 def host_copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor's copy in the host's memory, in a number format."""
+    """Return a copy of a tensor in the host's memory, in a number format."""
     there = tensor.to(dtype).to("cpu")
     return there.clone() if there is tensor else there
 
 
 def _alone(tensor: Tensor) -> Tensor:
-    """A tensor with memory of its own: one that was cut out of a fused tensor cannot be saved as it is."""
+    """Return a tensor with memory of its own: one that was cut out of a fused tensor can't be saved as it is."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Raise what the operating system refused as the OSError that it is, which safetensors makes a text of, and
-    `torch.save` to a file of Python's another error's context."""
+    """Raise the operating system's refusal as the OSError that it is. safetensors turns it into a text, and
+    `torch.save` to a Python file into another error's context."""
     try:
         yield
     except RuntimeError as error:

@@ -21,10 +21,10 @@ from rlhfless_functions.weights.saving import saving, write_settings, write_toke
 
 
 def check_sharded_publishing(policy: nn.Module) -> None:
-    """Make sure that the architecture's tensors are published under the names that they have in memory.
+    """Check that the architecture's tensors are published under the names that they have in memory.
 
     Raises:
-        TaskError: `model_unloadable` for one whose tensors are fused or renamed when it is loaded.
+        TaskError: `model_unloadable` if its tensors are fused or renamed when it is loaded.
     """
     if isinstance(policy, PeftModel):
         return
@@ -47,7 +47,7 @@ def publish_weights_together(
     *,
     since: str | None = None,
 ) -> None:
-    """`publish_weights` by all ranks.
+    """Do the same as `publish_weights`, by all ranks.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
@@ -60,7 +60,7 @@ def publish_weights_together(
 
 
 def publish_critic_together(uri: str, critic: CriticModel, dtype: torch.dtype, ranks: Ranks) -> None:
-    """`publish_critic` by all ranks.
+    """Do the same as `publish_critic`, by all ranks.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
@@ -72,7 +72,7 @@ def publish_critic_together(uri: str, critic: CriticModel, dtype: torch.dtype, r
 
 
 def publish_adapter_together(uri: str, policy: PeftModel, ranks: Ranks) -> None:
-    """`publish_adapter` by all ranks; an adapter is small enough for each of them to hold it.
+    """Do the same as `publish_adapter`, by all ranks. An adapter is small enough for each of them to hold it.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.

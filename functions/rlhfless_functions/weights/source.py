@@ -1,4 +1,4 @@
-"""Where weights come from: a folder, a URI, or a name on the Hugging Face hub."""
+"""Sources of weights: a folder, a URI, or a name on the Hugging Face hub."""
 
 import re
 from collections.abc import Iterator
@@ -19,14 +19,15 @@ from rlhfless_functions.weights.support import check_supported
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 _HUB_COPIES = ["original/*", "consolidated*"]
-"""The same weights again, in their makers' own format."""
+"""Files that hold the same weights again, in their makers' own format."""
 
-# A function's standard error is its log: bars that redraw themselves have no place in it.
+# A function's standard error is its log, in which progress bars have no place.
 logging.disable_progress_bar()
 
 
 def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True) -> Path:
-    """The folder of weights or of a tokenizer on the local disk, checked against its manifest where it has one.
+    """Return the folder of weights or of a tokenizer on the local disk. It is checked against its manifest, if it has
+    one.
 
     Args:
         uri: path or URI of a folder, published or the user's own, or a name on the hub.
@@ -34,7 +35,7 @@ def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True
         verify: whether to compare checksums.
 
     Raises:
-        TaskError: if it cannot be had; the message names it and the remedy.
+        TaskError: it can't be had; the message names it and the remedy.
     """
     with store_errors():
         path = artifacts.local_path(uri)
@@ -53,10 +54,10 @@ def weights_folder(uri: str, *, revision: str | None = None, verify: bool = True
 
 
 def arriving_folder(uri: str, model: ModelSettings) -> artifacts.Arriving:
-    """The same folder while it is fetched, or while its checksums are compared.
+    """Return the same folder while it is fetched, or while its checksums are compared.
 
     Raises:
-        TaskError: as `weights_folder` does.
+        TaskError: as in `weights_folder`.
     """
     if artifacts.local_path(uri) is None:
         return artifacts.arrive(uri)
@@ -71,11 +72,12 @@ def arriving_folder(uri: str, model: ModelSettings) -> artifacts.Arriving:
 
 @contextmanager
 def checked_beside(uri: str, *, revision: str | None = None) -> Iterator[Path]:
-    """The same folder at once, for what is made of it anew while its checksums are compared. Those of a copy were taken
+    """Give the same folder at once, to build from it while its checksums are compared. A copy's checksums were compared
     when it was made.
 
     Raises:
-        TaskError: as `weights_folder` does, if not before then at the end of the block, of which nothing may be kept.
+        TaskError: as in `weights_folder`, at the latest at the end of the block. Then keep nothing that was built in
+            it.
     """
     folder = weights_folder(uri, revision=revision, verify=False)
     with ThreadPoolExecutor(1) as thread:
@@ -83,34 +85,34 @@ def checked_beside(uri: str, *, revision: str | None = None) -> Iterator[Path]:
         try:
             yield folder
         except TaskError:
-            # A damaged file may be one that can't be loaded, too.
+            # A damaged file may also be one that can't be loaded.
             checked.result()
             raise
         checked.result()
 
 
 def model_revision(model: ModelSettings, uri: str) -> str | None:
-    """The hub revision to take `uri` at: the model's own, and only for the model itself."""
+    """Return the hub revision of `uri`: the model's own, and only for the model itself."""
     return model.revision if uri == model.source else None
 
 
 def load_config(uri: str, *, revision: str | None = None) -> PreTrainedConfig:
-    """The configuration of a model folder.
+    """Return the configuration of a model folder.
 
     Raises:
-        TaskError: if there is none or it cannot be read.
+        TaskError: there is none, or it can't be read.
     """
     return read_config(weights_folder(uri, revision=revision, verify=False), uri)
 
 
 def read_config(folder: Path, uri: str) -> PreTrainedConfig:
-    """The configuration in a local folder, which is a copy of `uri`.
+    """Return the configuration in a local folder, which is a copy of `uri`.
 
     Raises:
-        TaskError: if there is none, it cannot be read, or it is of a model that cannot be trained.
+        TaskError: there is none, it can't be read, or its model can't be trained.
     """
     with unloadable(uri, "give a Hugging Face folder with a config.json of an architecture that transformers knows"):
-        # Left unsaid, it asks on the terminal whether to run the folder's own code.
+        # Without this, transformers asks on the terminal whether to run the folder's own code.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config._name_or_path = uri  # Else a published adapter would name this machine's copy as its backbone.
     check_supported(config, uri)

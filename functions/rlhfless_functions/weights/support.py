@@ -1,4 +1,4 @@
-"""Which models can be trained, told from their configuration alone, before anything large is read."""
+"""The models that can be trained, told from their configuration alone, before anything large is read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +12,10 @@ _OTHER_INPUTS = ("vision_config", "audio_config", "video_config", "speech_config
 
 
 def check_supported(config: PreTrainedConfig, uri: str) -> None:
-    """Refuse what is no text-to-text decoder with plain weights.
+    """Refuse a model that is not a text-to-text decoder with plain weights.
 
     Args:
-        config: of the folder at `uri`.
+        config: configuration in the folder at `uri`.
         uri: for messages.
 
     Raises:
@@ -37,7 +37,7 @@ def check_supported(config: PreTrainedConfig, uri: str) -> None:
 
 
 def check_weights_format(folder: Path, uri: str) -> None:
-    """Refuse weights as pickles: they can be neither mapped into memory nor checked before they are read.
+    """Refuse pickled weights: they can be neither mapped into memory nor checked before they are read.
 
     Raises:
         TaskError: `model_unloadable`, with the command that converts them.
@@ -53,13 +53,14 @@ def check_weights_format(folder: Path, uri: str) -> None:
 
 
 def longest_sequence(config: PreTrainedConfig) -> int | None:
-    """Tokens, prompt and response together, up to which a model's numbers mean the same in every function.
+    """Return the longest sequence in tokens, prompt and response together, at which a model's numbers mean the same in
+    every function. None if the architecture has no limit.
 
     The frequencies of a "longrope" model jump at its original length, for the whole sequence at once: tokens that were
-    sampled before the jump would have other log-probabilities after it. None where the architecture has no limit.
+    sampled before the jump would have other log-probabilities after it.
 
     Args:
-        config: of the model's text part.
+        config: configuration of the model's text part.
     """
     positions: int | None = getattr(config, "max_position_embeddings", None)
     limits = [
@@ -71,16 +72,16 @@ def longest_sequence(config: PreTrainedConfig) -> int | None:
 
 
 def attention_kernel(config: PreTrainedConfig) -> str | None:
-    """transformers' name of the attention that computes what the model's own definition does; None for its default.
+    """Return transformers' name of the attention that computes the model's own definition; None for its default.
 
-    Scaled dot-product attention, the default, leaves out soft-capping (Gemma 2) without a word.
+    Scaled dot-product attention, the default, silently leaves out soft-capping (Gemma 2).
     """
     text = config.get_text_config()
     return "eager" if getattr(text, "attn_logit_softcapping", None) is not None else None
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """All of the model's, of which it may have one for each kind of its layers."""
+    """Yield all of the model's parameters of rotary positions, of which it may have some for each kind of layer."""
     given = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in given:
         yield given

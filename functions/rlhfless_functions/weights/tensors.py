@@ -17,10 +17,10 @@ class MismatchError(ValueError):
 
 
 def safetensors_files(folder: Path, stem: str = "model") -> list[Path]:
-    """The files of a folder's weights: one, or the shards that its index names.
+    """Return the files of a folder's weights: one, or the shards that its index names.
 
     Raises:
-        MismatchError: if there are none.
+        MismatchError: there are none.
     """
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
@@ -32,7 +32,7 @@ def safetensors_files(folder: Path, stem: str = "model") -> list[Path]:
 
 
 def layout(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor in safetensors files, by its name; no tensor is read."""
+    """Return the shape of each tensor in safetensors files, by its name. No tensor is read."""
     shapes = {}
     for file in files:
         with safe_open(file, framework="pt", device="cpu") as handle:
@@ -44,11 +44,11 @@ def layout(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
 def layout_difference(
     wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> str:
-    """How another set of tensors differs from what a model was made of; empty if it does not.
+    """Describe how other tensors differ from those of a model; empty if they do not.
 
     Args:
-        wanted: shapes by name.
-        given: the same of the others.
+        wanted: the model's shapes, by name.
+        given: the others' shapes, by name.
         tied: whether the output layer shares the embedding's weight, which may then be stored for only one of them.
     """
     optional = {"lm_head.weight"} if tied else set()
@@ -67,12 +67,12 @@ def layout_difference(
 def load_into(module: nn.Module, files: Sequence[Path]) -> None:
     """Fill a module's parameters and persistent buffers from safetensors files, converting between float formats.
 
-    The module's own memory is filled. A module with replaced weights is therefore equal to a fresh one:
-    the alignment of a tensor can change the last bits of what is computed with it.
+    The module's own memory is filled. A module with replaced weights is therefore equal to a fresh one: the alignment
+    of a tensor can change the last bits of what is computed with it.
 
     Raises:
-        MismatchError: if names or shapes differ; the module is as it was.
-        ValueError: if there are integers for real numbers; the module is as it was.
+        MismatchError: names or shapes differ; the module is unchanged.
+        ValueError: there are integers for real numbers; the module is unchanged.
     """
     with torch.no_grad():
         for target, tensor in pairs_of_files(module, files):
@@ -80,16 +80,16 @@ def load_into(module: nn.Module, files: Sequence[Path]) -> None:
 
 
 def map_into(module: nn.Module, files: Sequence[Path]) -> None:
-    """The same for a module that stays as it is: it keeps the files' own pages in the place of a copy.
+    """Do the same for a module that never changes: it keeps the files' own pages instead of a copy.
 
-    All processes of a machine that map a file share its pages, which are in memory once, as the file cache.
-    A process that writes to them gets its own copy, and the file stays unchanged. Tensors in another format than the
-    module's are converted, and so copied. Where a tensor begins in its page depends on the file alone. So every
-    process computes the same bits with it.
+    All processes of a machine that map a file share its pages, which are in memory once, as the file cache. A process
+    that writes to them gets its own copy, and the file stays unchanged. Tensors in another format than the module's are
+    converted, and so copied. Where a tensor begins in its page depends on the file alone. So every process computes the
+    same bits with it.
 
     Raises:
-        MismatchError: if names or shapes differ; the module is as it was.
-        ValueError: if there are integers for real numbers; the module is as it was.
+        MismatchError: names or shapes differ; the module is unchanged.
+        ValueError: there are integers for real numbers; the module is unchanged.
     """
     with ExitStack() as stack, torch.no_grad():
         for target, tensor in _pairs(module, files, stack):
@@ -100,29 +100,31 @@ def map_into(module: nn.Module, files: Sequence[Path]) -> None:
 
 
 def pairs_of_files(module: nn.Module, files: Sequence[Path]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each distinct tensor of a module with its source in safetensors files, which may be of another float format.
+    """Yield each distinct tensor of a module with its source in safetensors files, which may be in another float
+    format.
 
     Raises:
-        MismatchError: if names or shapes differ, before the first pair.
-        ValueError: if there are integers for real numbers, before the first pair.
+        MismatchError: names or shapes differ; raised before the first pair.
+        ValueError: there are integers for real numbers; raised before the first pair.
     """
     with ExitStack() as stack:
         yield from _pairs(module, files, stack)
 
 
 def pairs_in_memory(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same for sources in memory."""
+    """Do the same for sources in memory."""
     shapes = {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}
     for target, name in plan_of(module, shapes):
         yield target, tensors[name]
 
 
 def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each distinct tensor of the module with its source, which is the file's memory as long as somebody has it."""
+    """Yield each distinct tensor of the module with its source, which is the file's memory as long as it is
+    referenced."""
     handles = {}
     shapes = {}
     for file in files:
-        # A file that may not be read is one that is not there, by safetensors' own words.
+        # safetensors reports a file without read permission as a missing one.
         file.open("rb").close()
         handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
         for name in handle.keys():  # noqa: SIM118 - it is no mapping
@@ -134,16 +136,16 @@ def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterat
 
 
 def plan_of(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
-    """Each distinct tensor of the module, in its order, with the name that it has in the source; tied ones may have
-    either's.
+    """Return each distinct tensor of the module, in its order, with its name in the source. Tied tensors may have
+    either name.
 
     Args:
-        module: to be filled.
-        shapes: by name in the source, the shape, and whether there are real numbers.
+        module: the module to fill.
+        shapes: for each name in the source, the shape, and whether it holds real numbers.
 
     Raises:
-        MismatchError: if names or shapes differ.
-        ValueError: if there are integers for real numbers.
+        MismatchError: names or shapes differ.
+        ValueError: there are integers for real numbers.
     """
     names_of: dict[int, list[str]] = {}
     targets: dict[int, Tensor] = {}

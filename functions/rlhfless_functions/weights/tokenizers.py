@@ -21,10 +21,10 @@ def load_tokenizer(model: ModelSettings, ref: WeightsReference, weights: Path | 
     Args:
         model: the job's model.
         ref: the weights that the tokenizer is for.
-        weights: a local folder that has all files of the weights' but their tensors, if it is known.
+        weights: a local folder with all files of the weights except the tensors, if it is known.
 
     Raises:
-        TaskError: if it cannot be had, or has tokens that the model does not know.
+        TaskError: it can't be had, or has tokens that the model does not know.
     """
     uri = model.tokenizer or ref.uri
     if weights is not None and uri == ref.uri:
@@ -45,10 +45,10 @@ def load_tokenizer(model: ModelSettings, ref: WeightsReference, weights: Path | 
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer with tokens beyond the model's embedding; more embeddings than tokens are mere padding.
+    """Refuse a tokenizer with tokens beyond the model's embedding. More embeddings than tokens are mere padding.
 
     Raises:
-        TaskError: naming both sizes.
+        TaskError: the message names both sizes.
     """
     rows = config.get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values(), default=-1)
@@ -61,7 +61,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfi
 
 
 def _template(given: str) -> str:
-    """The template itself, or the content of the file that is named: a template has braces or line breaks."""
+    """Return the template itself, or the content of the file that it names: a template has braces or line breaks."""
     if "{" in given or "\n" in given:
         return given
     with store_errors():
