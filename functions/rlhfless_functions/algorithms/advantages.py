@@ -113,7 +113,8 @@ def per_reward_advantages(
 
 
 def group_advantages(rewards: Sequence[float | None], *, leave_one_out: bool, scale: bool) -> torch.Tensor:
-    """Reward minus the group's mean (GRPO, arXiv 2402.03300) or minus the mean of the others (RLOO, arXiv 2402.14740).
+    """Return the reward minus the group's mean (GRPO, arXiv 2402.03300) or minus the mean of the others (RLOO, arXiv
+    2402.14740).
 
     A constant group always gives exact zeros: rewards are first shifted by one of them, because the division would
     amplify a rounding error of the mean (NeMo-RL issue 4161). The standard deviation is that of a sample (n − 1), from
@@ -144,7 +145,7 @@ def group_advantages(rewards: Sequence[float | None], *, leave_one_out: bool, sc
 
 
 def token_rewards(rewards: Sequence[float | None], penalty: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Rewards per token: minus the penalty at each, and the sample's reward at its last (arXiv 2203.02155).
+    """Return rewards per token: minus the penalty at each, and the sample's reward at its last (arXiv 2203.02155).
 
     Args:
         rewards: of each sample; None counts as 0 (its row is masked).
@@ -182,7 +183,8 @@ def generalized_advantages(
 
 
 def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Σ over k ≥ t of γ^(k − t) r_k, the advantage of REINFORCE++ before normalisation (arXiv 2501.03262, eq. 10).
+    """Return Σ over k ≥ t of γ^(k − t) r_k, the advantage of REINFORCE++ before normalisation (arXiv 2501.03262, eq.
+    10).
 
     Args:
         rewards: per token [samples, tokens].

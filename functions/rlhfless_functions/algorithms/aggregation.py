@@ -13,12 +13,12 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-n
 
 
 def masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`values` with exact zeros and zero gradients where `mask` is False, even in place of NaN."""
+    """Return `values` with exact zeros and zero gradients where `mask` is False, even in place of NaN."""
     return torch.where(mask, values, 0.0)
 
 
 def aggregate(per_token: torch.Tensor, mask: torch.Tensor, aggregation: Aggregation) -> torch.Tensor:
-    """The part of one micro-batch in the loss, before division by the `normalizer` of its optimizer step.
+    """Return the part of one micro-batch in the loss, before division by the `normalizer` of its optimizer step.
 
     Args:
         per_token: losses [samples, tokens], or [samples, 1] where a sample has the same loss at each token.
@@ -35,7 +35,7 @@ def aggregate(per_token: torch.Tensor, mask: torch.Tensor, aggregation: Aggregat
 
 
 def normalizer(lengths: Sequence[int], aggregation: Aggregation, longest_response: int) -> float:
-    """The divisor of the sums of `aggregate` over all micro-batches and ranks of an optimizer step.
+    """Return the divisor of the sums of `aggregate` over all micro-batches and ranks of an optimizer step.
 
     Args:
         lengths: number of tokens that count of every sample of the optimizer step; 0 for samples excluded from the

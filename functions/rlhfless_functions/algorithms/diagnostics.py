@@ -23,7 +23,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: torch.Tensor, mask: torch.Tensor) -> Self:
-        """The moments of the values where the mask is True; both of one shape."""
+        """Return the moments of the values where the mask is True; both of one shape."""
         values, infinity = values.detach().double(), torch.inf
         chosen = torch.where(mask, values, 0.0)
         return cls(
@@ -50,7 +50,7 @@ Statistics = dict[str, Moments]
 
 
 def add_statistics(left: Mapping[str, Moments], right: Mapping[str, Moments]) -> Statistics:
-    """The statistics of two disjoint parts of a batch taken together."""
+    """Return the statistics of two disjoint parts of a batch taken together."""
     total = dict(left)
     for name, moments in right.items():
         total[name] = total[name] + moments if name in total else moments
@@ -70,7 +70,7 @@ def policy_statistics(
     sampler_log_probs: torch.Tensor | None = None,
     reference_log_probs: torch.Tensor | None = None,
 ) -> Statistics:
-    """Statistics of the policy on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
+    """Return statistics of the policy on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
 
     Args:
         log_probs: under the policy now.
@@ -166,7 +166,7 @@ def critic_statistics(
     mask: torch.Tensor,
     value_clip: float | None,
 ) -> Statistics:
-    """Statistics of the critic on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
+    """Return statistics of the critic on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
 
     Returns:
         `value`, `return`, `value_error` (return − value), and `value_clip`, the share of values that moved further than

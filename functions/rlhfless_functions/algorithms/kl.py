@@ -21,7 +21,8 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(log_probs: torch.Tensor, reference_log_probs: torch.Tensor, estimator: Estimator) -> torch.Tensor:
-    """KL(policy ‖ reference) in nats, estimated at each sampled token (Schulman, "Approximating KL divergence", 2020).
+    """Return KL(policy ‖ reference) in nats, estimated at each sampled token (Schulman, "Approximating KL divergence",
+    2020).
 
     Args:
         log_probs: of the sampled tokens under the policy, any shape.
@@ -40,18 +41,18 @@ def kl_estimate(log_probs: torch.Tensor, reference_log_probs: torch.Tensor, esti
 def kl_loss(
     log_probs: torch.Tensor, reference_log_probs: torch.Tensor, ratio: torch.Tensor, estimator: Estimator
 ) -> torch.Tensor:
-    """The penalty per token for the loss, whose gradient is that of the true KL.
+    """Return the penalty per token for the loss, whose gradient is that of the true KL.
 
-    The gradient of ρ k3 is implemented directly, not by differentiating the value: as the sum of ρ k3 and
-    ρ (1 − exp(−δ)) it would lose its digits in float32. Beyond the bound of exp(−δ), which keeps the value finite, it
-    would be the gradient of another function.
+    The gradient of ρ k3 is implemented directly, not by differentiating the value: as the sum of ρ k3 and ρ (1 −
+    exp(−δ)) it would lose its digits in float32. Beyond the bound of exp(−δ), which keeps the value finite, it would be
+    the gradient of another function.
 
     Args:
         log_probs: of the sampled tokens under the policy, with gradients.
         reference_log_probs: of the same tokens under the reference.
-        ratio: π / π_old of each token, at every ratio level of the policy loss. This is TRL's
-            `use_bias_correction_kl`, except that TRL takes the sequence's ratio with sequence-level losses, and then
-            the gradient is not that of the KL.
+        ratio: π / π_old of each token, at every ratio level of the policy loss. This is TRL's `use_bias_correction_kl`,
+            except that TRL takes the sequence's ratio with sequence-level losses, and then the gradient is not that of
+            the KL.
         estimator: k2, which is taken as it is, or k3, which is multiplied by the ratio.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 def ppo_loss(
     ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> torch.Tensor:
-    """−min(ρ A, clip(ρ, 1 − low, 1 + high) A), the clipped surrogate objective (PPO, arXiv 1707.06347, eq. 7).
+    """Return −min(ρ A, clip(ρ, 1 − low, 1 + high) A), the clipped surrogate objective (PPO, arXiv 1707.06347, eq. 7).
 
     Different bounds below and above are DAPO's clip-higher (arXiv 2503.14476, eq. 10).
 
@@ -29,10 +29,10 @@ def ppo_loss(
 def cispo_loss(
     ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """−sg(clip(ρ, 1 − low, 1 + high)) A log π: clips the weight and keeps every token's gradient (CISPO).
+    """Return −sg(clip(ρ, 1 − low, 1 + high)) A log π, which clips the weight and keeps every token's gradient (CISPO).
 
-    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5. TRL's `epsilon_high` for CISPO is the bound itself, 1 + `clip_high`
-    here, and it has no lower bound, `clip_low` = 1 here.
+    MiniMax-M1, arXiv 2506.13585, eq. 4 and 5. TRL's `epsilon_high` for CISPO is the bound itself, 1 + `clip_high` here,
+    and it has no lower bound, `clip_low` = 1 here.
 
     Args:
         ratio: ρ [samples, tokens], or [samples, 1].
@@ -50,7 +50,8 @@ def cispo_loss(
 def sapo_loss(
     ratio: torch.Tensor, advantages: torch.Tensor, temperature_positive: float, temperature_negative: float
 ) -> torch.Tensor:
-    """−4/τ σ(τ (ρ − 1)) A: a gate that closes smoothly instead of a clip (SAPO, arXiv 2511.20347, eq. 5 and 6).
+    """Return −4/τ σ(τ (ρ − 1)) A, with a gate that closes smoothly instead of a clip (SAPO, arXiv 2511.20347, eq. 5 and
+    6).
 
     At ρ = 1 the gradient is that of −ρ A; far from it, it fades out as 1 / cosh²(τ (ρ − 1) / 2).
 
@@ -71,7 +72,7 @@ def sapo_loss(
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, value_clip: float | None
 ) -> torch.Tensor:
-    """½ max((V − R)², (clip(V, V_old ± c) − R)²), the clipped regression of PPO's reference implementation.
+    """Return ½ max((V − R)², (clip(V, V_old ± c) − R)²), the clipped regression of PPO's reference implementation.
 
     Args:
         values: V [samples, tokens], with gradients.

@@ -45,12 +45,12 @@ def policy_loss(
     sampler_log_probs: torch.Tensor | None = None,
     reference_log_probs: torch.Tensor | None = None,
 ) -> Loss:
-    """The policy's loss on one micro-batch: clipped objective × importance weight + KL − entropy bonus.
+    """Return the policy's loss on one micro-batch: clipped objective × importance weight + KL − entropy bonus.
 
-    With the defaults this is decoupled PPO (Hilton et al., arXiv 2110.00641, eq. 4; AReaL, arXiv 2505.24298, eq. 5):
-    −w min(r A, clip(r) A) with r = π / π_prox and w = π_prox / μ, where π_prox is the learner's policy as the step
-    began, recomputed by the learner, and μ is the policy that sampled the token. `proximal_policy: sampler` replaces
-    π_prox by μ: r = π / μ is clipped, and w = 1.
+    With the defaults this is decoupled PPO (Hilton et al., arXiv 2110.00641, eq. 4; AReaL, arXiv 2505.24298, eq. 5): −w
+    min(r A, clip(r) A) with r = π / π_prox and w = π_prox / μ, where π_prox is the learner's policy as the step began,
+    recomputed by the learner, and μ is the policy that sampled the token. `proximal_policy: sampler` replaces π_prox by
+    μ: r = π / μ is clipped, and w = 1.
 
     Tensors are [samples, tokens]; values where the mask is False have no influence, even NaN.
 
@@ -115,7 +115,7 @@ def _surrogate(
     advantages: torch.Tensor,
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The policy term per token, and the ratio that is clipped in it: [samples, tokens], or [samples, 1]."""
+    """Return the policy term per token, and the ratio that is clipped in it: [samples, tokens], or [samples, 1]."""
     low, high = settings.clip_low, settings.clip_high
     if settings.clip == "gmpo":
         mean = clipped_geometric_mean(log_probs, old_log_probs, advantages, mask, low, high)
@@ -136,7 +136,7 @@ def _correct(
     mask: torch.Tensor,
     correction: ImportanceSamplingSettings,
 ) -> tuple[torch.Tensor, Statistics]:
-    """The policy term with importance weights and without rejected tokens, and the statistics of both."""
+    """Return the policy term with importance weights and without rejected tokens, and the statistics of both."""
     corrected: Statistics = {}
     if correction.mode != "none":
         ratio = sampler_ratio(old_log_probs, sampler_log_probs, mask, correction.level)
@@ -157,7 +157,7 @@ def critic_loss(
     returns: torch.Tensor,
     mask: torch.Tensor,
 ) -> Loss:
-    """The critic's loss on one micro-batch. It is aggregated like the policy's, and uses the same normaliser.
+    """Return the critic's loss on one micro-batch. It is aggregated like the policy's, and uses the same normaliser.
 
     Tensors are [samples, tokens]; values where the mask is False have no influence, even NaN.
 

@@ -17,7 +17,7 @@ MAX_LOG_RATIO = 20.0
 def importance_ratio(
     log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor, level: RatioLevel
 ) -> torch.Tensor:
-    """π / π_old, with gradients through `log_probs`.
+    """Return π / π_old, with gradients through `log_probs`.
 
     Args:
         log_probs: of the sampled tokens under the policy [samples, tokens].
@@ -46,7 +46,8 @@ def clipped_geometric_mean(
     clip_low: float,
     clip_high: float,
 ) -> torch.Tensor:
-    """The geometric mean over a sample's tokens of min(ρ A, clip(ρ, 1 − low, 1 + high) A) / A (GMPO, arXiv 2507.20673).
+    """Return the geometric mean over a sample's tokens of min(ρ A, clip(ρ, 1 − low, 1 + high) A) / A (GMPO, arXiv
+    2507.20673).
 
     Args:
         log_probs: of the sampled tokens under the policy [samples, tokens], with gradients.
@@ -72,7 +73,8 @@ def sampler_ratio(
     mask: torch.Tensor,
     level: Literal["token", "sequence_product", "geometric_mean"] = "token",
 ) -> torch.Tensor:
-    """π_old / π_sampler, detached, of each token [samples, tokens] or of each sample [samples, 1]; 1 outside the mask.
+    """Return π_old / π_sampler, detached, of each token [samples, tokens] or of each sample [samples, 1]; 1 outside the
+    mask.
 
     The two differ by the engine's numerics, and by weights where a response was continued after an update. Their mean
     over samples is 1 only if the sampler's log-probabilities are those that it sampled with: at the same temperature,
@@ -83,7 +85,7 @@ def sampler_ratio(
 
 
 def correction_weights(ratio: torch.Tensor, settings: ImportanceSamplingSettings) -> torch.Tensor:
-    """The weight of the policy loss that corrects for the sampler: the ratio, truncated or masked at its bounds.
+    """Return the weight of the policy loss that corrects for the sampler: the ratio, truncated or masked at its bounds.
 
     Truncation is TIS (Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025).
     Masking by token is IcePop (arXiv 2510.18855), by response MIS. Masked tokens still count in the loss's mean, so

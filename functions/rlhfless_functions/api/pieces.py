@@ -28,5 +28,5 @@ class JournalledPiece(Message):
 
 
 def piece_uri(folder: str, number: int) -> str:
-    """URI of a numbered piece, from 0, in the journal in `folder`."""
+    """Return the URI of a numbered piece, from 0, in the journal in `folder`."""
     return f"{folder.rstrip('/')}/{number:06d}.json"

@@ -86,7 +86,7 @@ class Arriving:
 
     @property
     def ended(self) -> bool:
-        """Whether fetching it has ended, well or not."""
+        """Whether the fetch has ended, also with an error."""
         with self._changed:
             return self._result is not None or self._error is not None
 

@@ -24,7 +24,7 @@ TEMPORARY = re.compile(r"\..+\.tmp-[0-9a-f]{32}")
 
 
 def join(base: str, *names: str) -> str:
-    """`base` with path components appended."""
+    """Return `base` with path components appended."""
     start = base.rstrip("/")
     return "/".join([base.removesuffix("/") if start.endswith(":") else start, *names])
 

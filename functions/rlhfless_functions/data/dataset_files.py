@@ -33,11 +33,11 @@ class Table:
     """Line of each row in its file, if it has one."""
 
     def place(self, number: int) -> str:
-        """The place of a row, for a message."""
+        """Return the place of a row, for a message."""
         return f"{self.source}, {self.where(number)}"
 
     def where(self, number: int) -> str:
-        """The place of a row in the dataset."""
+        """Return the place of a row in the dataset."""
         return f"row {number}" if self.lines is None else f"line {self.lines[number]}"
 
     @property
@@ -133,7 +133,7 @@ def _read_datasets(source: str) -> Table:
 
 
 def prompt_column(table: Table, data: DataSettings) -> str:
-    """The column of the prompt.
+    """Return the column of the prompt.
 
     Raises:
         TaskError: there is no such column.
@@ -144,7 +144,7 @@ def prompt_column(table: Table, data: DataSettings) -> str:
 
 
 def ground_truth_column(table: Table, data: DataSettings) -> str | None:
-    """The column of the ground truth; None if there is none.
+    """Return the column of the ground truth; None if there is none.
 
     Raises:
         TaskError: the job names a column that does not exist.
@@ -166,5 +166,5 @@ def _no_column(table: Table, lack: str, setting: str) -> str:
 
 
 def invalid(message: str) -> TaskError:
-    """The error for unusable data."""
+    """Return the error for unusable data."""
     return TaskError("data_invalid", message)

@@ -105,7 +105,7 @@ def _counts(table: Table, left_out: Mapping[int, str], kept: Sequence[int], trut
 
 
 def _messages(table: Table, number: int, column: str, system_prompt: str | None) -> list[dict[str, Any]] | None:
-    """A prompt as chat messages; None if it is plain text."""
+    """Return a prompt as chat messages; None if it is plain text."""
     prompt = lookup(table.rows[number], column)
     if isinstance(prompt, str) and prompt:
         if system_prompt is None:
@@ -147,7 +147,8 @@ def _templated(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: list[bool]) -> list[list[int]]:
-    """Token ids. Only plain text gets the tokenizer's special tokens, because a template writes its own."""
+    """Convert texts to token ids. Only plain text gets the tokenizer's special tokens, because a template writes its
+    own."""
     tokens: list[list[int]] = [[] for _ in texts]
     for special in (True, False):
         chosen = [number for number, is_plain in enumerate(plain) if is_plain == special]
@@ -166,7 +167,7 @@ def _fitting(
     positions: int | None,
     left_out: dict[int, str],
 ) -> list[int]:
-    """Numbers of the rows whose prompts are neither empty nor too long; the others go to `left_out`."""
+    """Return the numbers of the rows whose prompts are neither empty nor too long; the others go to `left_out`."""
     longest = sampling.max_prompt_tokens
     long = [number for number, ids in tokens.items() if len(ids) > longest]
     if long and data.long_prompts == "fail":

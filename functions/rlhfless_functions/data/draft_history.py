@@ -40,7 +40,7 @@ class KnownResponse:
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """A digest that identifies a tokenizer's token ids."""
+    """Return a digest that identifies a tokenizer's token ids."""
     tokens = sorted(vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
     return hashlib.blake2b(repr(tokens).encode(), digest_size=16).hexdigest()
 

@@ -41,7 +41,7 @@ def estimate_samples(
 
 
 def _padded(rows: Sequence[list[float] | None]) -> torch.Tensor | None:
-    """float64 [samples, longest], right-padded with 0; None if any row is."""
+    """Return float64 [samples, longest], right-padded with 0; None if any row is None."""
     present = [row for row in rows if row is not None]
     if len(present) < len(rows):
         return None

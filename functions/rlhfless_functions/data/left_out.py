@@ -9,7 +9,8 @@ from rlhfless_functions.settings import RewardSettings
 
 
 def is_empty(prompt: Any) -> bool:
-    """Whether a prompt is blank text, or has only empty messages. A system message counts only if it is alone."""
+    """Return whether a prompt is blank text, or has only empty messages. A system message counts only if it is
+    alone."""
     if isinstance(prompt, str):
         return not prompt.strip()
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):

@@ -50,7 +50,7 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
 
 
 def table_of(content: bytes) -> pa.Table:
-    """The table in a Parquet file's content.
+    """Return the table in a Parquet file's content.
 
     It is read without Arrow's threads. One of them may be the last to hold the content, and aborts the process if the
     interpreter ends meanwhile (apache/arrow#34314).
@@ -62,14 +62,14 @@ def table_of(content: bytes) -> pa.Table:
 
 
 def unreadable(uri: str, problem: str) -> artifacts.ArtifactCorruptError:
-    """The error for a damaged file."""
+    """Return the error for a damaged file."""
     return artifacts.ArtifactCorruptError(
         f"{uri} is not a readable file of this kind ({problem}); delete it, and it will be created again"
     )
 
 
 def array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """An Arrow array of Python values, None included."""
+    """Return an Arrow array of Python values, None included."""
     # Arrays among the values define their own equality. Numbers are many, and faster to search by equality.
     some_none = None in values if kind in _NUMBERS else any(value is None for value in values)
     validity = _bits(value is not None for value in values) if some_none else None
@@ -99,7 +99,7 @@ def array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def values(column: pa.ChunkedArray) -> list[Any]:
-    """A column as Python values, None included; maps as lists of pairs."""
+    """Return a column as Python values, None included; maps as lists of pairs."""
     if not (pa.types.is_list(column.type) and column.type.value_type in _NUMBERS):
         return cast(list[Any], column.to_pylist())
     lists = column.combine_chunks()

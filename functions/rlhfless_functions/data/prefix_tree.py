@@ -22,7 +22,7 @@ class PrefixTree(TypedDict):
 
 
 def prefix_tree(prompts: Sequence[Sequence[int]], block_tokens: int = PREFIX_BLOCK_TOKENS) -> PrefixTree | None:
-    """The tree of prompts' tokens; None if no two share a prefix.
+    """Return the tree of prompts' tokens; None if no two share a prefix.
 
     A prompt's last token is in no block, because it must always be computed for its logits.
     """

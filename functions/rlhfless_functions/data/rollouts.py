@@ -63,7 +63,7 @@ class VersionSpan:
 
 
 def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -> list[VersionSpan]:
-    """The spans of a response that a weights version has continued to `length` tokens.
+    """Return the spans of a response that a weights version has continued to `length` tokens.
 
     Args:
         earlier: spans of the tokens from which it was continued; none for a response from the beginning.

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def lookup(row: Row, column: str) -> Any:
-    """A column's value; a dot separates nested columns. None if there is none."""
+    """Return a column's value; a dot separates nested columns. None if there is none."""
     if column in row:
         return row[column]
     outer, _, inner = column.partition(".")
@@ -32,7 +32,7 @@ def lookup(row: Row, column: str) -> Any:
 
 
 def kind_of_file(name: str) -> Literal["jsonl", "parquet"] | None:
-    """The kind of file that a path or URI names, compressed or not; None if its ending does not tell."""
+    """Return the kind of file that a path or URI names, compressed or not; None if its ending does not tell."""
     name = name.lower()
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
@@ -56,7 +56,7 @@ class JsonLineError(ValueError):
 
 
 def json_rows(lines: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
-    """The rows of JSON lines, with their line numbers, from 1. Empty lines are skipped.
+    """Yield the rows of JSON lines, with their line numbers, from 1. Empty lines are skipped.
 
     Raises:
         JsonLineError: a line is not a JSON object.

@@ -40,7 +40,7 @@ class TraceRows:
 
 
 def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], step: int) -> TraceRows:
-    """The rows of finished samples of a training step.
+    """Return the rows of finished samples of a training step.
 
     Args:
         visits: earlier visits of each prompt; none if omitted.
@@ -154,7 +154,7 @@ class TraceLengths:
             self._visits[prompt].setdefault(at, {})[sample] = length
 
     def response_tokens(self, step: int, prompt: int, sample: int) -> int:
-        """Length of a response; a group with fewer samples repeats them.
+        """Return the length of a response; a group with fewer samples repeats them.
 
         Raises:
             IndexError: the trace does not have the prompt.

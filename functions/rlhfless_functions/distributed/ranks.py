@@ -52,11 +52,11 @@ class Ranks:
         return torch.device("cuda", self.place) if torch.cuda.is_available() else torch.device("cpu")
 
     def most(self, number: int) -> int:
-        """The maximum over all ranks."""
+        """Return the maximum over all ranks."""
         return max(self.all(number))
 
     def all(self, value: _T) -> list[_T]:
-        """Every rank's value, in the order of the ranks."""
+        """Return every rank's value, in the order of the ranks."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -107,7 +107,7 @@ class Seat:
         return self.rank % (self.of_instance or self.size)
 
     def store(self) -> dist.Store:
-        """The store in which the ranks find each other."""
+        """Return the store in which the ranks find each other."""
         if self.folder is not None:
             store = dist.FileStore(f"{self.folder}/ranks", self.size)
             store.set_timeout(_JOINING)

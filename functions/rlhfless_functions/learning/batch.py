@@ -139,7 +139,7 @@ class TrainingBatch:
             self._weigh_advantages()
 
     def __contains__(self, name: str) -> bool:
-        """Whether the samples have these numbers for each token."""
+        """Return whether the samples have these numbers for each token."""
         return name in self._numbers
 
     def set_old_log_probs(self, found: Iterable[tuple[Sequence[int], torch.Tensor]]) -> None:
@@ -173,8 +173,8 @@ class TrainingBatch:
         self._weigh_advantages()
 
     def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
-        """Samples of each optimizer update: in canonical order if there is one update, else in a shuffled order that
-        depends only on the arguments.
+        """Return the samples of each optimizer update: in canonical order if there is one update, else in a shuffled
+        order that depends only on the arguments.
 
         Args:
             size: samples of an update; None means all. The last update may have fewer.
@@ -189,17 +189,17 @@ class TrainingBatch:
         return [order[start : start + size] for start in range(0, count, size)]
 
     def normalizer(self, minibatch: Sequence[int], longest_response: int) -> float:
-        """The divisor of the summed losses of a minibatch's micro-batches."""
+        """Return the divisor of the summed losses of a minibatch's micro-batches."""
         assert self._algorithm.aggregation is not None
         counted = [self.counted[index] for index in minibatch]
         return normalizer(counted, self._algorithm.aggregation, longest_response)
 
     def in_loss(self, minibatch: Sequence[int]) -> list[int]:
-        """The samples with a token in the loss. The others are not computed."""
+        """Return the samples with a token in the loss. The others are not computed."""
         return [index for index in minibatch if self.counted[index]]
 
     def tokens(self, row: int) -> int:
-        """Tokens of a sample, prompt and response."""
+        """Return the number of tokens of a sample, prompt and response."""
         return len(self.samples[row].prompt_tokens) + self.lengths[row]
 
     def passes(
@@ -211,7 +211,7 @@ class TrainingBatch:
         )
 
     def select(self, block: Block, rows: Sequence[int], device: torch.device, *, packed: bool = False) -> MicroBatch:
-        """The tensors of one of a block's runs, with its tokens in one row if they are packed."""
+        """Return the tensors of one of a block's runs, with its tokens in one row if they are packed."""
         responses = [self.samples[row].response_tokens for row in rows]
         tokens: RaggedBatch | ResponseBatch
         if block.prompts:
@@ -240,5 +240,5 @@ class TrainingBatch:
         self._numbers["advantages"] = advantages
 
     def _places(self, rows: Sequence[int]) -> torch.Tensor:
-        """Indices of the samples' response tokens in the batch's numbers."""
+        """Return the indices of the samples' response tokens in the batch's numbers."""
         return torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))

@@ -32,11 +32,11 @@ class Rows(Protocol):
     """A tensor, or a view of one in a file, that can be sliced by rows."""
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """The rows of the slice."""
+        """Return the rows of the slice."""
 
 
 def _part(name: str, rank: int, size: int) -> str:
-    """Name of the file for one rank's part, given the number of ranks."""
+    """Return the name of the file for one rank's part, given the number of ranks."""
     stem, _, ending = name.partition(".")
     return name if size == 1 else f"{stem}-{rank + 1}-of-{size}.{ending}"
 
@@ -142,7 +142,8 @@ def _restore_parameters(model: nn.Module, files: Sequence[Path], ranks: Ranks) -
 
 
 def _own_moments(parts: Sequence[list[dict[str, Any]]], ranks: Ranks) -> list[dict[str, Any]]:
-    """The state dictionaries of this rank's optimizers, made from those of the ranks that wrote the checkpoint."""
+    """Return the state dictionaries of this rank's optimizers, made from those of the ranks that wrote the
+    checkpoint."""
 
     def own(moments: Sequence[Any]) -> Any:
         first = moments[0]
@@ -163,7 +164,7 @@ def _own_moments(parts: Sequence[list[dict[str, Any]]], ranks: Ranks) -> list[di
 
 
 def _own_rows(parts: Sequence[Rows], lengths: Sequence[int], ranks: Ranks) -> torch.Tensor:
-    """This rank's rows of a tensor, in memory of their own.
+    """Return this rank's rows of a tensor, in memory of their own.
 
     Args:
         parts: the tensor's rows, in their order.

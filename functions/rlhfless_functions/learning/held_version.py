@@ -63,7 +63,7 @@ def hold(version: UnpublishedVersion, model: ModelSettings, state: TrainingState
 
 
 def can_hold(state: TrainingState, model: ModelSettings) -> bool:
-    """Whether the host's memory has room for a copy of a version, and for as much again."""
+    """Return whether the host's memory has room for a copy of a version, and for as much again."""
     size = torch_dtype(model).itemsize
     adapted = isinstance(state.policy, PeftModel)
     numbers = sum(each.numel() for each in state.policy.parameters() if each.requires_grad or not adapted)
@@ -101,7 +101,7 @@ class Publication:
                 self._listener = listener
 
     def result(self, check: Callable[[], None]) -> dict[str, float]:
-        """The metrics, once the version is published; see `wait`.
+        """Return the metrics, once the version is published; see `wait`.
 
         Raises:
             TaskError: the version can't be published.

@@ -186,14 +186,14 @@ class Learner:
             self._team.tell(request.model_dump_json())
 
     def _held(self) -> Held | None:
-        """This instance's part of a group's state."""
+        """Return this instance's part of a group's state."""
         seat, state = self._team.seat if self._team is not None else None, self._state
         if seat is None or state is None:
             return None
         return Held(seat.group, seat.rank // (seat.of_instance or 1), f"{state.job_uid}/{state.version}")
 
     def _failure(self, request: LearnRequest | ExportRequest, error: Exception) -> TaskError | None:
-        """The error of another rank that explains an error here; None if no rank has ended."""
+        """Return the error of another rank that explains an error here; None if no rank has ended."""
         told = self._team.failure() if self._team is not None else None
         if told is None and self._ranks.instances > 1 and isinstance(error, RuntimeError):
             told = TaskError(
@@ -279,7 +279,7 @@ class Learner:
             raise
 
     def _published(self, step: int, context: TaskContext) -> dict[str, float]:
-        """Metrics of a step's publication once it has ended."""
+        """Return the metrics of a step's publication once it has ended."""
 
         def let_go() -> None:
             # A drained instance ends once it has published.
@@ -297,7 +297,8 @@ class Learner:
     def _take_up(
         self, request: LearnRequest, context: TaskContext, seconds: dict[str, float], go_on: Callable[[], None]
     ) -> tuple[TrainingState, StepInPieces | None]:
-        """The state that the step starts from, on its device, and the step itself if it was interrupted before."""
+        """Return the state that the step starts from, on its device, and the step itself if it was interrupted
+        before."""
         (state, self._state), (begun, self._begun) = (self._state, None), (self._begun, None)
         if begun is not None and _same_step(begun.request, request):
             if begun.state.device != self._ranks.device:
@@ -346,7 +347,7 @@ def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: in
 
 
 def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
-    """Whether a request is another attempt at the same step, perhaps from another driver."""
+    """Return whether a request is another attempt at the same step, perhaps from another driver."""
     varying = {"key", "result", "heartbeat_seconds", "batch", "publish_beside", "unpublished"}
     varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
     same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
@@ -354,7 +355,7 @@ def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
 
 
 def _as_first_taken(request: LearnRequest, step: int) -> LearnRequest:
-    """The request with the settings that an earlier step was first taken with."""
+    """Return the request with the settings that an earlier step was first taken with."""
     settings = request.replay_settings.get(step)
     return request if settings is None else request.model_copy(update=dict(settings))
 

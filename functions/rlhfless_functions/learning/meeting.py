@@ -74,8 +74,8 @@ class _Arrival:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all instances of a gang. Images have no metadata of rlhfless, so its code
-    counts."""
+    """Return the versions that must be equal on all instances of a gang. Images have no metadata of rlhfless, so its
+    code counts."""
     code = hashlib.sha256()
     for file in sorted(Path(rlhfless_functions.__path__[0]).rglob("*.py")):
         code.update(file.read_bytes())
@@ -193,7 +193,7 @@ class _Patience:
 
 
 def _open(host: str) -> tuple[dist.TCPStore, tuple[str, int]]:
-    """A store of this process, on the address at which the others reach it."""
+    """Return a store of this process, on the address at which the others reach it."""
     own = _LOOPBACK if host == _LOOPBACK else own_address()
     listening = socket.create_server((own, 0))
     port: int = listening.getsockname()[1]
@@ -237,7 +237,7 @@ def _find(gang: Gang, waiting: _Patience) -> tuple[dist.TCPStore, tuple[str, int
 
 
 def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patience) -> list[_Arrival]:
-    """The published data of every instance, in the order of their numbers."""
+    """Return the published data of every instance, in the order of their numbers."""
     names = [f"arrival/{number}" for number in range(gang.size)]
     store.set(names[gang.number], json.dumps(asdict(own)))
 
@@ -285,7 +285,7 @@ def _check_alike(arrivals: list[_Arrival]) -> None:
 
 
 def _interface(host: str, other: str) -> str | None:
-    """The network interface that leads to an address of a gang; None if unknown."""
+    """Return the network interface that leads to an address of a gang; None if unknown."""
     own = _LOOPBACK if host == _LOOPBACK or other == _LOOPBACK else own_address()
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == own for each in addresses):

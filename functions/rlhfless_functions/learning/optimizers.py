@@ -17,7 +17,7 @@ class NonFiniteGradientError(ArithmeticError):
 
 
 def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) -> float:
-    """Share of the peak learning rate in a training step.
+    """Return the share of the peak learning rate in a training step.
 
     The w steps of the warm-up have 1/(w+1), 2/(w+1), … of the peak, and the next step has all of it. A linear or cosine
     schedule then falls. It would reach `final_ratio` in the step after the last, so no step has a rate of zero.
@@ -153,7 +153,7 @@ class ModelOptimizer:
                 moments.update({name: place(each) for name, each in moments.items() if torch.is_tensor(each)})
 
     def state(self) -> list[dict[str, Any]]:
-        """Moments and step counts, as torch's state dictionaries."""
+        """Return moments and step counts, as torch's state dictionaries."""
         return [optimizer.state_dict() for optimizer in self._optimizers]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
@@ -175,8 +175,8 @@ class ModelOptimizer:
 
 
 def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
-    """The tensor that an optimizer updates: the parameter, this rank's part of it in the same memory, or a copy on the
-    host."""
+    """Return the tensor that an optimizer updates: the parameter, this rank's part of it in the same memory, or a copy
+    on the host."""
     own = local(parameter.detach())
     if offload:
         return nn.Parameter(own.to("cpu", copy=True))
@@ -184,7 +184,7 @@ def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
 
 
 def _embedding_parameters(model: nn.Module) -> set[int]:
-    """The ids of the parameters of embeddings and output heads, tied or not."""
+    """Return the ids of the parameters of embeddings and output heads, tied or not."""
     modules: Iterable[nn.Module] = (m for m in model.modules() if isinstance(m, nn.Embedding))
     heads = [model.get_output_embeddings()] if hasattr(model, "get_output_embeddings") else []
     heads += [model.score] if hasattr(model, "score") else []

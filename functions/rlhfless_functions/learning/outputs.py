@@ -69,7 +69,7 @@ def publish_version(
 
 
 def version_of(request: LearnRequest) -> UnpublishedVersion:
-    """The version that a request's step makes."""
+    """Return the version that a request's step makes."""
     since = request.base.uri if request.learning.weight_deltas == "auto" and request.model.lora is None else None
     return UnpublishedVersion(weights=request.publish, critic=request.publish_critic, since=since)
 
@@ -90,13 +90,13 @@ def result_of(request: LearnRequest, metrics: dict[str, float]) -> LearnResult:
 
 
 def is_published(version: UnpublishedVersion) -> bool:
-    """Whether everything of a version is published."""
+    """Return whether everything of a version is published."""
     with store_errors():
         return all(artifacts.is_published(uri) for uri in (version.weights, version.critic) if uri is not None)
 
 
 def published_bytes(version: UnpublishedVersion, model: ModelSettings, state: TrainingState) -> dict[str, float]:
-    """Bytes of a version that is published, and its bytes if it were published as full weights."""
+    """Return the bytes of a published version, and its bytes if it were published as full weights."""
     if state.ranks.rank:
         return {}
     with store_errors():

@@ -44,7 +44,7 @@ class FollowedJournal:
     """Seconds without work so far."""
 
     def pieces(self, done: int = 0, samples: int = 0) -> Iterator[JournalledPiece]:
-        """Each piece once it is written, until they hold the whole batch.
+        """Yield each piece once it is written, until they hold the whole batch.
 
         Args:
             done: number of pieces to skip.
@@ -93,7 +93,7 @@ class Parts:
     _found: dict[str, dict[Key, PreparedSample]] = field(default_factory=dict)
 
     def take(self, samples: Sequence[SampleTask], parts: Sequence[str], step: int) -> list[PreparedSample]:
-        """The prepared samples of a piece, in its order.
+        """Return the prepared samples of a piece, in its order.
 
         Raises:
             ArtifactError: a part can't be read.
@@ -117,7 +117,7 @@ class Parts:
 
 
 def pieces_of(reference: BatchReference) -> Iterator[JournalledPiece]:
-    """The pieces of a complete batch.
+    """Yield the pieces of a complete batch.
 
     Raises:
         TaskError: `bad_request`: they do not add up to the batch.

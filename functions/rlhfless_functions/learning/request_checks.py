@@ -7,7 +7,7 @@ from rlhfless_functions.runtime.task import TaskError
 
 
 def processes(request: LearnRequest) -> int:
-    """Ranks of this instance."""
+    """Return the number of ranks of this instance."""
     gpus = torch.cuda.device_count()
     processes = request.learning.processes or max(1, gpus)
     if 0 < gpus < processes:
@@ -20,7 +20,7 @@ def processes(request: LearnRequest) -> int:
 
 
 def check_steps(request: LearnRequest) -> int:
-    """The step to take, after a check that checkpoint, replay and base lead up to it."""
+    """Return the step to take, after checking that checkpoint, replay and base lead up to it."""
     step = request.batch.step
     begin = request.checkpoint_step if request.checkpoint is not None else 0
     if [begin + 1 + i for i in range(len(request.replay) + 1)] != [*(batch.step for batch in request.replay), step]:

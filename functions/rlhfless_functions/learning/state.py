@@ -68,7 +68,7 @@ class TrainingState:
 
 
 def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreTrainedModel | PeftModel:
-    """A policy to train.
+    """Load a policy to train.
 
     A backbone below an adapter stays in the job's number format: it is frozen and needs no more precision, and it
     computes the same as the sampler's.
@@ -82,7 +82,7 @@ def load_master_weights(model: ModelSettings, weights: WeightsReference) -> PreT
 def initial_state(
     request: LearnRequest, policy: PreTrainedModel | PeftModel | None = None, ranks: Ranks | None = None
 ) -> TrainingState:
-    """The state before the first step: the original model, and a critic with its body and a zero head.
+    """Make the state before the first step: the original model, and a critic with its body and a zero head.
 
     Args:
         request: any of the job's learning requests.
@@ -138,7 +138,7 @@ def initial_state(
 
 
 def _of_critic(request: LearnRequest) -> OptimizerSettings:
-    """Settings of the critic's AdamW: those of the policy with another learning rate."""
+    """Return the settings of the critic's AdamW: those of the policy with another learning rate."""
     own = request.algorithm.critic or CriticSettings()
     return request.optimizer.model_copy(update={"name": "adamw", "learning_rate": own.learning_rate})
 
@@ -149,7 +149,8 @@ NARROWEST_ON_CPU = 256
 
 
 def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel) -> AbstractContextManager[None]:
-    """bfloat16 arithmetic for the float32 master weights of a bfloat16 model, if the hardware has it and it is faster.
+    """Give bfloat16 arithmetic for the float32 master weights of a bfloat16 model, if the hardware has it and it is
+    faster.
 
     A float32 model stays in float32. An adapter's backbone is in bfloat16 already.
     """
@@ -161,7 +162,7 @@ def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticM
 def _arithmetic(
     request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel, device: torch.device
 ) -> torch.dtype:
-    """The number format in which a model computes on a device."""
+    """Return the number format in which a model computes on a device."""
     weight = next(model.parameters())
     wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
     wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
@@ -169,7 +170,7 @@ def _arithmetic(
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies matrices in bfloat16 natively: an emulation would be slower than float32."""
+    """Return whether the device multiplies matrices in bfloat16 natively: an emulation would be slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.11; older ones stay in float32

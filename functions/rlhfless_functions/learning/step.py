@@ -195,13 +195,14 @@ class _Step:
         self.report.move(device)
 
     def end(self) -> StepReport:
-        """The report of the step, over all ranks."""
+        """Return the report of the step, over all ranks."""
         self._state.version = self._step
         self.report.add_up(self._state.ranks)
         return self.report
 
     def _passes(self, batch: TrainingBatch, chosen: Sequence[int]) -> tuple[list[Block], int]:
-        """This rank's passes over a minibatch's samples in the loss, and how many more the rank with the most has."""
+        """Return this rank's passes over a minibatch's samples in the loss, and the number of further passes of the
+        rank with the most."""
         state = self._state
         chosen = batch.in_loss(chosen)
         mine = [chosen[place] for place in state.ranks.deal([batch.tokens(row) for row in chosen])]
@@ -213,7 +214,7 @@ class _Step:
     def _ask(
         self, model: TrainedModel, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """Samples of all ranks, and what the model says of their response tokens, sample by sample."""
+        """Yield samples of all ranks, and the model's numbers for their response tokens, sample by sample."""
         found = [asked for minibatch in minibatches for asked in self._ask_minibatch(model, batch, minibatch)]
         model.unit.forget_whole()
         return chain(*self._state.ranks.all(found))
@@ -221,7 +222,7 @@ class _Step:
     def _ask_minibatch(
         self, model: TrainedModel, batch: TrainingBatch, minibatch: Sequence[int]
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """The same for this rank's samples of a minibatch."""
+        """Yield the same for this rank's samples of a minibatch."""
         blocks, idle = self._passes(batch, minibatch)
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
@@ -277,7 +278,7 @@ def _unchecked() -> None:
 
 
 def _randomness() -> list[torch.Tensor]:
-    """The states of torch's generators: the host's, and that of this process's GPU if it has one."""
+    """Return the states of torch's generators: the host's, and that of this process's GPU if it has one."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
 
 
@@ -288,12 +289,12 @@ def _restore_randomness(states: Sequence[torch.Tensor]) -> None:
 
 
 def _critic_warmup(state: TrainingState, request: LearnRequest) -> int:
-    """Number of first steps in which only the critic learns."""
+    """Return the number of first steps in which only the critic learns."""
     return (request.algorithm.critic or CriticSettings()).warmup_steps if state.critic is not None else 0
 
 
 def _shares_prompts(state: TrainingState, request: LearnRequest) -> bool:
-    """Whether the prompt of a group may be computed once."""
+    """Return whether the prompt of a group may be computed once."""
     # Sharded layers compute together on all ranks. And padded responses look their prompts' states up by the layer's
     # number, so every layer would be compiled separately.
     able = state.ranks.size == 1 and (state.packed or not state.compiled)

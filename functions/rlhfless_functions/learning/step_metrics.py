@@ -34,7 +34,7 @@ _NAMES = {
 
 
 def step_metrics(report: StepReport, batch: TrainingBatch, algorithm: AlgorithmSettings) -> dict[str, float]:
-    """A step's metrics without its seconds; keys are those of `LEARNING_METRICS`."""
+    """Return a step's metrics without its seconds; keys are those of `LEARNING_METRICS`."""
     metrics = {_NAMES[name]: value for name, value in report.summary().items() if name in _NAMES}
     for prefix, course in (("policy", report.policy), ("value", report.critic)):
         if course.losses:

@@ -60,5 +60,5 @@ class StepReport:
                 self.add({name: Moments(data) for name, data in statistics.items()})
 
     def summary(self) -> dict[str, float]:
-        """A summary of the statistics."""
+        """Return a summary of the statistics."""
         return summarize(self.statistics)

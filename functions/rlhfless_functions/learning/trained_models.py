@@ -115,7 +115,7 @@ class TrainedModel:
 
 
 def trained_policy(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
-    """The policy, in a step that trains it."""
+    """Return the policy as a step trains it."""
     return TrainedModel(
         name="policy",
         learning_rate_field="optimizer.learningRate",
@@ -131,7 +131,7 @@ def trained_policy(state: TrainingState, request: LearnRequest, course: Course) 
 
 
 def trained_critic(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
-    """The critic, if there is one."""
+    """Return the critic, which must exist, as a step trains it."""
     assert state.critic is not None
     assert state.critic_unit is not None
     assert state.critic_optimizer is not None
@@ -152,7 +152,7 @@ def trained_critic(state: TrainingState, request: LearnRequest, course: Course) 
 def _log_probs(
     state: TrainingState, request: LearnRequest, batch: MicroBatch, prompts: SharedPrompts | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities and entropies of a micro-batch's response tokens, [n, R] in nats, with autograd."""
+    """Return log-probabilities and entropies of a micro-batch's response tokens, [n, R] in nats, with autograd."""
     return state.policy_unit(
         lambda policy: response_log_probs(
             policy,
@@ -181,7 +181,7 @@ def _policy_loss(state: TrainingState, request: LearnRequest, batch: MicroBatch,
 
 
 def _values(unit: Unit, batch: MicroBatch, prompts: SharedPrompts | None) -> torch.Tensor:
-    """Values of a micro-batch's response tokens, [n, R], with autograd."""
+    """Return values of a micro-batch's response tokens, [n, R], with autograd."""
     return unit(lambda critic: response_values(critic, batch.tokens, prompts))
 
 

@@ -31,7 +31,7 @@ class VersionPublisher:
             self._newest = None
 
     def settle(self, check: Callable[[], None]) -> None:
-        """A step fails: wait until the version before is published and reported, or can't be.
+        """Wait, after a step has failed, until the version before is published and reported, or can't be.
 
         Args:
             check: see `keep`. If it raises a `TaskError`, this waits no longer.
@@ -93,7 +93,7 @@ class VersionPublisher:
             self._newest = None
 
     def can_publish_beside(self, request: LearnRequest, state: TrainingState) -> bool:
-        """Whether a step may be reported before it is published."""
+        """Return whether a step may be reported before it is published."""
         alone = state.ranks.size == 1 and request.gang is None
         return request.publish_beside and alone and request.save_checkpoint is None and can_hold(state, request.model)
 
@@ -102,7 +102,7 @@ class VersionPublisher:
         self._newest = Publication(hold(version, model, state))
 
     def await_newest(self, check: Callable[[], None]) -> dict[str, float]:
-        """Metrics of the publication once it has ended.
+        """Return the metrics of the publication once it has ended.
 
         Args:
             check: see `keep`.

@@ -41,7 +41,7 @@ class RaggedBatch:
     """Positions of the samples, if they are packed."""
 
     def to(self, device: torch.device) -> "RaggedBatch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return RaggedBatch(
             self.input_ids.to(device),
             self.response_ids.to(device),
@@ -161,7 +161,8 @@ def micro_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]
 
 
 def cost_of(runs: Sequence[Sequence[int]], lengths: Sequence[int], *, packed: bool = False) -> int:
-    """Tokens that runs of `micro_batches` or `packed_batches` compute, plus the fixed cost of each pass."""
+    """Return the number of tokens that runs of `micro_batches` or `packed_batches` compute, plus the fixed cost of each
+    pass."""
     if packed:
         return sum(lengths[index] for run in runs for index in run) + PASS_OVERHEAD_TOKENS * len(runs)
     return sum(len(run) * max(1, *(lengths[index] for index in run)) + PASS_OVERHEAD_TOKENS for run in runs)
@@ -177,7 +178,7 @@ def response_log_probs(
     entropy_gradient: bool = False,
     chunk_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of the response tokens under the model at a temperature, with autograd.
+    """Return log-probabilities of the response tokens under the model at a temperature, with autograd.
 
     Args:
         model: a causal language model of transformers, with or without a peft adapter.
@@ -207,7 +208,7 @@ def response_log_probs(
 def response_values(
     critic: CriticModel, batch: RaggedBatch | ResponseBatch, prompts: SharedPrompts | None = None
 ) -> torch.Tensor:
-    """The critic's value of the state before each response token, float32 [n, R], with autograd; 0 on padding.
+    """Return the critic's value of the state before each response token, float32 [n, R], with autograd; 0 on padding.
 
     Args:
         critic: the body and its head.
@@ -221,7 +222,7 @@ def response_values(
 
 
 def body_of(model: nn.Module) -> PreTrainedModel:
-    """The transformer below a policy's or a critic's head."""
+    """Return the transformer below a policy's or a critic's head."""
     return model.body if isinstance(model, CriticModel) else causal_model(model).base_model
 
 

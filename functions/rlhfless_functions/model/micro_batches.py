@@ -51,7 +51,7 @@ def plan_micro_batches(
 
 
 def prompt_numbers(samples: Sequence[GeneratedSample], block: Block, run: Sequence[int]) -> list[int]:
-    """Index of each sample's prompt among its block's prompts, for the samples of a run."""
+    """Return the index of each sample's prompt among its block's prompts, for the samples of a run."""
     numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
     return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
 
@@ -69,7 +69,7 @@ def _shared(
     groups = sorted(members.values(), key=lambda rows: (len(samples[rows[0]].prompt_tokens), rows[0]))
 
     def size(block: Sequence[Sequence[int]]) -> int:
-        """Tokens of a block's prompts; the last prompt is the longest."""
+        """Return the number of tokens of a block's prompts; the last prompt is the longest."""
         widths = [len(samples[group[0]].prompt_tokens) for group in block]
         return sum(widths) if packed else len(widths) * widths[-1]
 

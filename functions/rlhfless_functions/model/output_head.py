@@ -30,7 +30,7 @@ def token_log_probs(
     entropy_gradient: bool = False,
     chunk_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of tokens under the softmax of the head's logits over a temperature, with autograd.
+    """Return log-probabilities of tokens under the softmax of the head's logits over a temperature, with autograd.
 
     Args:
         model: a causal language model of transformers, with or without a peft adapter.
@@ -70,7 +70,7 @@ def token_log_probs(
 
 
 def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """The language-model head in float32: final hidden states [..., H] to logits [..., V].
+    """Apply the language-model head in float32: final hidden states [..., H] to logits [..., V].
 
     Weights in a narrower format are widened; the products are exact and the sums are in float32.
     """
@@ -86,7 +86,7 @@ def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def sampled_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits as generation computes them: the head in the model's own number format, and float32 afterwards."""
+    """Return logits as generation computes them: the head in the model's own number format, and float32 afterwards."""
     causal = causal_model(model)
     return _formed(causal, causal.get_output_embeddings()(hidden).float())
 
@@ -117,7 +117,7 @@ def check_output_logits(model: nn.Module) -> None:
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model itself; adapters are layers inside it."""
+    """Return the transformers model itself; adapters are layers inside it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -225,7 +225,7 @@ class _TokenLogProbs(torch.autograd.Function):
 def _scores(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: _Form, temperature: float
 ) -> torch.Tensor:
-    """Logits divided by the temperature, float32 [tokens, V], in memory of their own."""
+    """Return logits divided by the temperature, float32 [tokens, V], in memory of their own."""
     scores = functional.linear(hidden.float(), weight, bias)
     if form.scale != 1:
         scores.mul_(form.scale)
@@ -235,7 +235,7 @@ def _scores(
 
 
 def _slope(scores: torch.Tensor, ctx: Any) -> torch.Tensor:
-    """The derivative of cap · tanh(x / cap), computed from the function's value divided by the temperature."""
+    """Return the derivative of cap · tanh(x / cap), computed from the function's value divided by the temperature."""
     return 1 - (scores * (ctx.temperature / ctx.form.cap)).square_()
 
 

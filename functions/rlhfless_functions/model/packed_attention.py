@@ -41,7 +41,7 @@ def packed_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sample of a packed row. For other rows it calls transformers' own attention.
+    """Compute causal attention within each sample of a packed row. Other rows go to transformers' own attention.
 
     Args:
         module: a layer's attention, with its number as `layer_idx`.
@@ -93,7 +93,7 @@ def _attend(
     window: int | None,
     masks: dict[tuple[int, int], torch.Tensor | None],
 ) -> torch.Tensor:
-    """One sample's attention, [1, tokens, heads, value size]; its last query sees its last key."""
+    """Compute one sample's attention, [1, tokens, heads, value size]; its last query sees its last key."""
     shape = query.shape[2], key.shape[2]
     if shape not in masks:
         masks[shape] = _mask(*shape, window, query.device)
@@ -110,7 +110,7 @@ def _attend(
 
 
 def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[tokens, keys] bool: True if a token sees a key; None for a plain causal mask."""
+    """Return a bool mask [tokens, keys], True if a token sees a key; None for a plain causal mask."""
     before = keys - tokens
     if before == 0 and (window is None or keys <= window):
         return None
@@ -119,7 +119,7 @@ def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> t
 
 
 def can_pack(body: PreTrainedModel) -> bool:
-    """Whether this attention can replace a model's own without changing its numbers.
+    """Return whether this attention can replace a model's own without changing its numbers.
 
     The model's configuration tells its parts. One trial shows whether the attention gets all arguments that it needs.
     """
@@ -162,7 +162,7 @@ def _try(body: PreTrainedModel) -> bool:
 def is_packed(
     setting: Literal["auto", "always", "never"], body: PreTrainedModel, device: torch.device, dtype: torch.dtype
 ) -> bool:
-    """Whether to give a model packed rows. `auto` means yes if there is a kernel for sequences of any lengths.
+    """Return whether to give a model packed rows. `auto` means yes if there is a kernel for sequences of any lengths.
 
     Without such a kernel, packing pays for some batches and costs for others: passes of samples of similar lengths have
     little padding, and long rows do not fit into a CPU's cache (`benchmarks/learner/results/learner_settings.json`).
@@ -192,7 +192,7 @@ def use_packing(body: PreTrainedModel, packed: bool) -> None:
 def packed_hidden(
     body: PreTrainedModel, input_ids: torch.Tensor, packing: Packing, first: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Final hidden states of a packed row, [1, tokens, H], with autograd.
+    """Return the final hidden states of a packed row, [1, tokens, H], with autograd.
 
     Args:
         body: of a model for which `use_packing` is on.

@@ -45,7 +45,7 @@ class Packing:
         return [self.prompts.lengths[number] + own for number, own in zip(self.numbers, self.lengths, strict=True)]
 
     def sequences(self, device: torch.device) -> Sequences:
-        """The samples' boundaries, as a kernel takes them."""
+        """Return the samples' boundaries, as a kernel takes them."""
         if device not in self._sequences:
             bounds = _bounds(self.lengths).to(device)
             key_bounds = bounds if self.prompts is None else _bounds(self.key_lengths).to(device)
@@ -53,7 +53,7 @@ class Packing:
         return self._sequences[device]
 
     def keys(self, layer: int, own: torch.Tensor, which: int) -> list[torch.Tensor]:
-        """Each sample's keys (0) or values (1) in a layer, [1, key-value heads, tokens, head size]."""
+        """Return each sample's keys (0) or values (1) in a layer, [1, key-value heads, tokens, head size]."""
         pieces = list(own.split(self.lengths, dim=2))
         if self.prompts is None:
             return pieces
@@ -66,7 +66,7 @@ def _bounds(lengths: Sequence[int]) -> torch.Tensor:
 
 
 def positions(lengths: Sequence[int], first: Sequence[int] | None = None) -> torch.Tensor:
-    """[1, sum of lengths] position of each token in its sample.
+    """Return the position of each token in its sample, [1, sum of lengths].
 
     Args:
         lengths: number of tokens of each sample.

@@ -41,7 +41,7 @@ class PackedResponses:
 
     @classmethod
     def of(cls, prompts: Sequence[int], responses: Sequence[Sequence[int]]) -> "PackedResponses":
-        """The inputs of responses to the prompts with these indices."""
+        """Return the inputs of responses to the prompts with these indices."""
         some = [(number, response[:-1]) for number, response in zip(prompts, responses, strict=True) if response[1:]]
         order, place = [], len(responses)
         for number, response in enumerate(responses):
@@ -70,7 +70,7 @@ class ResponseBatch:
     """The responses' inputs in one row, if the prompts are in one row too."""
 
     def to(self, device: torch.device) -> "ResponseBatch":
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return ResponseBatch(
             self.prompts.to(device), self.response_ids.to(device), self.response_mask.to(device), self.packed
         )
@@ -103,7 +103,8 @@ class SharedPrompts:
         ]
 
     def hidden_before(self, batch: ResponseBatch) -> torch.Tensor:
-        """The final hidden states that predict the response tokens, [number of response tokens, H], with autograd.
+        """Return the final hidden states that predict the response tokens, [number of response tokens, H], with
+        autograd.
 
         Args:
             batch: on the model's device.
@@ -196,7 +197,7 @@ class _Recorder(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of the keys and values that attention reads."""
+        """Return the length and the offset of the keys and values that attention reads."""
         return query_length, 0
 
 
@@ -211,7 +212,7 @@ class _Reader(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values that attention reads, [n, heads, prompt + response tokens, head size]."""
+        """Return the keys and values that attention reads, [n, heads, prompt + response tokens, head size]."""
         keys, values = (
             torch.cat([self._states[2 * layer_idx + which].index_select(0, self._prompts), own], dim=2)
             for which, own in enumerate((key_states, value_states))
@@ -219,14 +220,15 @@ class _Reader(Cache):
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens before the responses, padding included."""
+        """Return the number of tokens before the responses, padding included."""
         return self._states[0].shape[2]
 
 
 def _masks(
     config: PreTrainedConfig, positions: torch.Tensor, lengths: torch.Tensor, width: int, dtype: torch.dtype
 ) -> Any:
-    """The `attention_mask` that the model takes: 4-dimensional, and one for each kind of layer if there are several.
+    """Return the `attention_mask` that the model takes: 4-dimensional, and one for each kind of layer if there are
+    several.
 
     Args:
         config: of the model.

@@ -25,7 +25,7 @@ _AMPERE = (8, 0)
 
 @cache
 def installed_kernels() -> frozenset[Kernel]:
-    """The kernels for sequences of any lengths that are installed here."""
+    """Return the kernels for sequences of any lengths that are installed here."""
     found: set[Kernel] = set()
     if importlib.util.find_spec("torch.nn.attention.varlen") is not None and torch.version.hip is None:
         kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -47,7 +47,7 @@ def choose_kernel(
     head_sizes: tuple[int, int],
     installed: frozenset[Kernel],
 ) -> Kernel:
-    """The kernel to use.
+    """Return the kernel to use.
 
     Args:
         capability: CUDA compute capability of the device; None for any other device.
@@ -85,7 +85,7 @@ def attend(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Causal attention within each sequence, [tokens, heads, head size].
+    """Compute causal attention within each sequence, [tokens, heads, head size].
 
     Args:
         kernel: torch's or flash-attn's.
@@ -114,5 +114,5 @@ def attend(
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """CUDA compute capability of a device; None for any other."""
+    """Return the CUDA compute capability of a device; None for any other."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -353,7 +353,7 @@ def _spread(request: PrepareRequest, terms: dict[str, list[float | None]], rewar
 
 
 def _deviation(rewards: Sequence[float]) -> float:
-    """Standard deviation of a sample (n − 1); exactly 0 if all are equal."""
+    """Return the standard deviation of a sample (n − 1); exactly 0 if all are equal."""
     if len(rewards) < 2 or min(rewards) == max(rewards):
         return 0.0
     mean = math.fsum(rewards) / len(rewards)

@@ -10,12 +10,13 @@ restarts while the step waits. In the preparation function:
 
 In workers:
 
-- `worker`: the worker's two processes. `reaper`: the one that ends everything; the other runs the code.
+- `worker`: the worker's two processes. `reaper`: the one that ends everything; the other runs the reward.
+- `network_seccomp`: blocks the network of tested code.
 - `calls`: one call; converts its result to plain values, and its failure to one sentence.
 - `groups`: the responses to score.
 - `source`: the user's file. `callables`: TRL's and verl's function forms. `remote`: OpenRLHF's HTTP form.
 - `matching`, `mathematics` and `execution`: the built-in verifiers.
 - `checks`: their checks of single responses, which can be killed.
-- `code_runner`: runs a response's code in a process of its own. `network_seccomp`: blocks the network.
+- `code_runner`: runs a response's code in a process of its own.
 - `code_judge`: runs the tests in another process. `code_values`: the messages between the two.
 """

@@ -13,7 +13,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def trl_scorer(function: Callable[..., Any]) -> Scorer:
-    """TRL's form: `fn(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async.
+    """Adapt TRL's form, `fn(prompts, completions, completion_ids, **columns) -> list[float | None]`, sync or async.
 
     The function gets the keyword arguments that its signature names, or all of them if it takes `**kwargs`: one list
     per column of the dataset, `ground_truth`, `finish_reasons`, and TRL's `trainer_state` (its `global_step` only),
@@ -29,7 +29,7 @@ def trl_scorer(function: Callable[..., Any]) -> Scorer:
 
 
 def verl_scorer(function: Callable[..., Any]) -> Scorer:
-    """verl's form: `compute_score(data_source, solution_str, ground_truth, extra_info)`, sync or async.
+    """Adapt verl's form, `compute_score(data_source, solution_str, ground_truth, extra_info)`, sync or async.
 
     It is called once per response and returns a number or a dict with `score`, whose other numbers are logged.
     `data_source` and `extra_info` are columns of the dataset, or empty if it has none.

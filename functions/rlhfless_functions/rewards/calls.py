@@ -69,12 +69,12 @@ async def answer_together(
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling `function` gives an awaitable."""
+    """Return whether calling `function` gives an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def plain_scores(result: Any) -> list[float | None]:
-    """Numbers of any kind (NumPy's and torch's too) as floats.
+    """Return numbers of any kind (NumPy's and torch's too) as floats.
 
     Raises:
         TypeError: the value is not a sequence of numbers and Nones.
@@ -85,7 +85,7 @@ def plain_scores(result: Any) -> list[float | None]:
 
 
 def plain_number(score: Any) -> float:
-    """A number of any kind as a float.
+    """Return a number of any kind as a float.
 
     Raises:
         TypeError: the value is not a number, such as `"1.0"`.
@@ -109,7 +109,7 @@ def describe(error: BaseException) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The place in the user's code: the innermost frame outside this package."""
+    """Return the place in the user's code: the innermost frame outside this package."""
     here = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not worth its import in a worker
     frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(here)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""  # noqa: PTH119

@@ -48,7 +48,7 @@ class FrameBuffer:
         self._bytes += piece
 
     def take(self) -> bytes | None:
-        """The oldest complete frame, or None.
+        """Return the oldest complete frame, or None.
 
         Raises:
             ChannelError: a frame claims to be larger than any answer.

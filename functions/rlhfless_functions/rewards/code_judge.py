@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def holds(test: str, solution: "Solution", shadowed: set[str]) -> bool:
-    """Whether a test finishes without an error."""
+    """Return whether a test finishes without an error."""
     solution.begin()
     passed = False
     try:
@@ -74,7 +74,7 @@ def holds(test: str, solution: "Solution", shadowed: set[str]) -> bool:
 
 
 def shadowed_builtins(tests: Sequence[str]) -> set[str]:
-    """The builtins that stand for the code's functions of the same name, such as in `assert sum(10, 15) == 6`.
+    """Return the builtins that stand for the code's functions of the same name, such as in `assert sum(10, 15) == 6`.
 
     This applies if the tests use no other name of the code. In `assert abs(root(2) - 1.4) < 0.1` the code can't replace
     `abs`.
@@ -124,7 +124,7 @@ class Solution:
         self._functions: list[Callable[..., Any]] = []
         self._exceptions: dict[int, type[BaseException]] = {}
         self.ended = False
-        """Whether the code's process has ended, or its present test has no fork."""
+        """True if the code's process has ended, or the present test has no fork of it."""
 
     def load(self) -> None:
         """Run the code.
@@ -274,7 +274,7 @@ def _of(remote: Remote, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The plain value of an object of the code; `_MISSING` if it has none."""
+    """Return the plain value of an object of the code; `_MISSING` if it has none."""
     if type(value) is not Remote:
         return value
     if _of(value, "base") is None:
@@ -291,7 +291,8 @@ def _asked(name: str) -> Callable[..., Any]:
 
 
 def _compared(name: str, operation: Callable[[Any, Any], Any], *, reflected: bool = False) -> Callable[..., Any]:
-    """A binary operation: in the code's process between its own objects, in this process with a value of the test."""
+    """Return a binary operation: in the code's process between its own objects, in this process with a value of the
+    test."""
 
     def method(self: Remote, other: Any) -> Any:
         if type(other) is Remote:

@@ -66,7 +66,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def travels(value: Any) -> bool:
-    """Whether a value is sent as a copy. Its contents are decided separately."""
+    """Return whether a value is sent as a copy. Its contents are decided separately."""
     kind = type(value)
     if kind in PLAIN or (kind.__module__, kind.__qualname__) in KNOWN:
         return True
@@ -89,7 +89,7 @@ def dumps(value: Any, name_of: Callable[[Any], Any]) -> bytes:
 
 
 def loads(payload: bytes, find: Callable[[Any], Any], *, trusted: bool) -> Any:
-    """The value of a message. `find` resolves names. An untrusted message may only hold `KNOWN` types.
+    """Return the value of a message. `find` resolves names. An untrusted message may only hold `KNOWN` types.
 
     Raises:
         ValueRefusedError: the message holds anything else.

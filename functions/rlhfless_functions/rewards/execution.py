@@ -84,13 +84,13 @@ def code_scorer(tests_column: str, seconds: float, memory: int, scratch: str) ->
 
 
 def last_code_block(text: str) -> str | None:
-    """The content of the last closed Markdown code block marked as Python or not marked."""
+    """Return the content of the last closed Markdown code block marked as Python or not marked."""
     blocks: list[str] = _BLOCK.findall(text)
     return blocks[-1] if blocks else None
 
 
 def unit_tests(columns: dict[str, Any], name: str) -> list[str] | list[dict[str, str]]:
-    """The tests of one prompt.
+    """Return the tests of one prompt.
 
     Raises:
         LookupError: the data has no tests, or they have an unknown form.
@@ -111,7 +111,7 @@ def unit_tests(columns: dict[str, Any], name: str) -> list[str] | list[dict[str,
 
 
 def longest_call(columns: dict[str, Any], name: str, seconds: float, responses: int) -> float:
-    """Most seconds to test the responses to one prompt, one after the other.
+    """Return the most seconds to test the responses to one prompt, one after the other.
 
     After a test that hangs, the code runs again, which may take as long once more.
     """
@@ -134,7 +134,7 @@ def _run(code: str, tests: list[Any], seconds: float, memory: int, folder: Path)
 
 
 def _run_program(test: dict[str, str], seconds: float, memory: int, folder: Path) -> bool | None:
-    """Whether the program answers correctly; None if it took too long."""
+    """Return whether the program answers correctly; None if it took too long."""
     (folder / "input").write_text(str(test["input"]))
     # A file limits a flood of output; a pipe does not.
     with (folder / "input").open() as given, (folder / "output").open("w+b") as answer:
@@ -165,7 +165,7 @@ def _run_asserts(tests: list[str], seconds: float, memory: int, folder: Path) ->
 
 
 def _judge(tests: list[str], first: int, seconds: float, memory: int, folder: Path) -> tuple[list[str], bool]:
-    """The judge's verdicts on the tests from `first` on, and whether one ran out of time."""
+    """Return the judge's verdicts on the tests from `first` on, and whether one ran out of time."""
     verdicts, judges_end = socket.socketpair()
     questions, codes_end = socket.socketpair()
     processes = []

@@ -53,7 +53,7 @@ def _answers(completion: str) -> list[str]:
 
 
 def _expressions(truth: str) -> list[Any]:
-    """The parsed ground truth. Data often gives it as bare LaTeX, without the `$` that the parser expects."""
+    """Return the parsed ground truth. Data often gives it as bare LaTeX, without the `$` that the parser expects."""
     bare = "\\" in truth and "$" not in truth and "\\boxed" not in truth and "\\(" not in truth and "\\[" not in truth
     parsed: list[Any] = parse(f"${truth}$" if bare else truth, parsing_timeout=_TRUTH_SECONDS)
     return parsed or parse(f"${truth}$", parsing_timeout=_TRUTH_SECONDS)

@@ -258,7 +258,7 @@ def _failure(group: RewardGroup, error: str, *, called: bool = True) -> Outcome:
 
 
 def _joined(parts: Iterable[Outcome]) -> Outcome:
-    """The outcome of a group whose responses were scored one by one."""
+    """Return the outcome of a group whose responses were scored one by one."""
     outcomes = list(parts)
     error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
     scores = [None if error is not None else outcome.scores[0] for outcome in outcomes]

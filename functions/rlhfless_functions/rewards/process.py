@@ -165,7 +165,7 @@ class WorkerProcess:
         os.close(self._output)
 
     def _read_connection(self) -> bool:
-        """Whether bytes came."""
+        """Return whether bytes came."""
         try:
             piece = self._connection.recv(2**20)
         except BlockingIOError:

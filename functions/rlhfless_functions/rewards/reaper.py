@@ -59,7 +59,7 @@ def hide() -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Process ids of the direct children of a process.
+    """Return the process ids of the direct children of a process.
 
     psutil gives the same, but importing it would cost every worker 10 to 18 ms of CPU time at its start, besides 71 to
     82 ms, and 0.6 MB of memory.

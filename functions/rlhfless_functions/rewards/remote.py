@@ -53,7 +53,7 @@ def remote_scorer(url: str, attempt_seconds: float) -> Scorer:
 
 
 def longest_call(attempt_seconds: float) -> float:
-    """Most seconds of all attempts and pauses, plus a reserve of one attempt."""
+    """Return the most seconds of all attempts and pauses, plus a reserve of one attempt."""
     return (ATTEMPTS + 1) * attempt_seconds + FIRST_PAUSE * float(2 ** (ATTEMPTS - 1) - 1)
 
 
@@ -82,6 +82,6 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> Any:
 
 
 def _shown(text: str) -> str:
-    """The beginning of an answer, to append to a sentence; empty if the answer is."""
+    """Return the beginning of an answer, to append to a sentence; empty if the answer is."""
     text = " ".join(text.split())
     return f": {text[: _EXCERPT - 3]}..." if len(text) > _EXCERPT else f": {text}" if text else ""

@@ -212,7 +212,7 @@ def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
 
 
 def _setup(reward: RewardSettings) -> dict[str, Any]:
-    """Arguments of a worker's scorer."""
+    """Return the arguments of a worker's scorer."""
     if reward.python is not None:
         path = artifacts.local_path(reward.python.file)
         if path is not None:

@@ -104,7 +104,7 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scorer, bool]:
-    """The reward, and whether to await it for many groups at once. Imports only what the kind needs."""
+    """Return the reward, and whether to await it for many groups at once. Import only what the kind needs."""
     if kind == "python":
         from rlhfless_functions.rewards.callables import trl_scorer, verl_scorer
 

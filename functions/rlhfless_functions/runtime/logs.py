@@ -14,7 +14,7 @@ class JsonFormatter(logging.Formatter):
         self._constant = constant
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line."""
+        """Return the record as a line."""
         milliseconds = int(record.msecs)
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{milliseconds:03d}Z",

@@ -49,7 +49,7 @@ class KlSettings(Settings):
         return self
 
     def resolved(self) -> "KlSettings":
-        """A copy with the default estimator of its placement filled in."""
+        """Return a copy with the default estimator of its placement filled in."""
         if self.estimator is not None:
             return self
         return self.model_copy(update={"estimator": "k1" if self.placement == "reward" else "k3"})
@@ -174,7 +174,7 @@ class AlgorithmSettings(Settings):
         return self.advantage_normalization in ("batch", "group_per_reward")
 
     def resolved(self) -> "AlgorithmSettings":
-        """A copy in which the algorithm's name has filled in every omitted choice."""
+        """Return a copy in which the algorithm's name has filled in every omitted choice."""
         given: dict[str, Any] = {
             field: value for field in type(self).model_fields if (value := getattr(self, field)) is not None
         }

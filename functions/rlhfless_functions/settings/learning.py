@@ -8,7 +8,7 @@ from rlhfless_functions.settings.base import EXPERIMENTAL, Settings
 
 
 class LearningSettings(Settings):
-    """How the learner trades memory for time. None of these settings changes what is learnt."""
+    """The learner's trade of memory for time. None of these settings changes what is learnt."""
 
     processes: int | None = Field(default=None, ge=1, le=64)
     """Processes of the instance that share weights, gradients and optimizer state (FSDP2); by default one per GPU.

@@ -31,7 +31,7 @@ class Acceptance:
         self._prompts: dict[int, _Prompt] = {}
 
     def chances(self, lengths: Integers, tokens: int) -> NDArray[np.float64]:
-        """[sequences, tokens] chance that all drafted tokens up to each are right.
+        """Return the chance that all drafted tokens up to each are right, [sequences, tokens].
 
         Args:
             lengths: length of each sequence's match.

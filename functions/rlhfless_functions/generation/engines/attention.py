@@ -27,7 +27,8 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention. With one query token a row, the heads that share keys are the rows of one product.
+    """Compute scaled dot-product attention. With one query token a row, the heads that share keys are the rows of one
+    product.
 
     transformers' own implementation copies the cache for every head of a group at every token, which costs more than
     the attention itself. It still computes passes of more than one token a row.
@@ -64,8 +65,8 @@ numbers would then depend on the other sequences of its batch."""
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """Attention of the heads that share keys. On a CPU a head's numbers depend neither on the other heads nor on the
-    tokens that the mask hides.
+    """Compute the attention of the heads that share keys. On a CPU a head's numbers depend neither on the other heads
+    nor on the tokens that the mask hides.
 
     Args:
         query: [rows, key-value heads, heads that share keys, head size].

@@ -25,7 +25,7 @@ class HeldRow:
     """The whole response as it is now."""
 
     def holds(self, task: SequenceTask) -> bool:
-        """Whether a task continues this response, from its last token or an earlier one."""
+        """Return whether a task continues this response, from its last token or an earlier one."""
         known = len(task.response_tokens)
         return (
             known > 0

@@ -20,13 +20,13 @@ REPLAY_ROWS = 256
 
 
 def padded_rows(rows: int, device: torch.device) -> int:
-    """Rows that a decode pass of so many sequences computes."""
+    """Return the number of rows that a decode pass of so many sequences computes."""
     multiple = CPU_ROWS if device.type == "cpu" else 1
     return -(-rows // multiple) * multiple
 
 
 def index_of(device: torch.device, values: Collection[int] | np.ndarray) -> torch.Tensor:
-    """A tensor of integers on a device."""
+    """Return a tensor of integers on a device."""
     return torch.tensor(list(values), dtype=torch.long, device=device)
 
 

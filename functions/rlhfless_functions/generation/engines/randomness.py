@@ -31,7 +31,7 @@ def shifted_key(seed: int, positions: int) -> int:
 
 
 def bits(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Output number `positions` of SplitMix64 seeded with `keys`.
+    """Return output number `positions` of SplitMix64 seeded with `keys`.
 
     Args:
         keys: [n] int64, the keys' bits.

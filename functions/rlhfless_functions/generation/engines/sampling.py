@@ -43,7 +43,7 @@ def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tenso
 
 
 def likeliest(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row. Of equally likely tokens, every engine takes the first.
+    """Return the likeliest token of each row. Of equally likely tokens, every engine takes the first.
 
     Args:
         log_probs: [n, vocabulary] float32.

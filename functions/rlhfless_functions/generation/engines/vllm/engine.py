@@ -126,7 +126,7 @@ class VllmEngine:
         return weights_folder(uri, revision=model_revision(model, uri))
 
     def _takes(self, held: _Loaded, model: ModelSettings, weights: WeightsReference) -> bool:
-        """Whether vLLM can take these weights without a restart."""
+        """Return whether vLLM can take these weights without a restart."""
         if held.adapters is not None:
             same = held.settings.model_copy(update={"lora": model.lora}) == model and held.backbone == weights.uri
             return same and held.adapters.take(model.lora)
