@@ -37,7 +37,7 @@ class Arriving:
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="weights arrive", daemon=True).start()
 
-    # --- what the fetching thread reports ---
+    # --- reports of the fetching thread ---
 
     def begins(self, folder: Path, names: Collection[str], *, all_there: bool = False) -> None:
         """Record the files of this folder. They appear one by one, or all are there and only unchecked."""
@@ -82,7 +82,7 @@ class Arriving:
                 self._result = self._folder = result
                 self._changed.notify_all()
 
-    # --- what readers ask ---
+    # --- questions of readers ---
 
     @property
     def ended(self) -> bool:
@@ -112,7 +112,7 @@ class Arriving:
         """Return the folder's file names as soon as they are known; empty if they are known only once it is complete.
 
         Raises:
-            Exception: what fetching raised.
+            Exception: an error of fetching.
         """
         with self._changed:
             self._wait(lambda: self._folder is not None)
@@ -123,7 +123,7 @@ class Arriving:
 
         Raises:
             BegunAgainError: a file was begun again.
-            Exception: what fetching raised.
+            Exception: an error of fetching.
         """
         with self._changed:
             self._wait(lambda: self._has(name) or self._lengths.get(name, 0) >= length or self._again)
@@ -134,7 +134,7 @@ class Arriving:
         """Wait for a whole file. It is checked, unless the folder is a local one.
 
         Raises:
-            Exception: what fetching raised.
+            Exception: an error of fetching.
         """
         with self._changed:
             self._wait(lambda: self._has(name))
@@ -143,7 +143,7 @@ class Arriving:
         """Return the result of a function that reads the folder, which may be renamed meanwhile.
 
         Raises:
-            Exception: what the function or fetching raised.
+            Exception: an error of the function or of fetching.
         """
         while True:
             with self._changed:
@@ -164,7 +164,7 @@ class Arriving:
         """Return the complete, checked folder.
 
         Raises:
-            Exception: what fetching raised.
+            Exception: an error of fetching.
         """
         with self._changed:
             self._wait(lambda: False)

@@ -1,4 +1,4 @@
-"""The line in which instances that fetch the same published folder find those that began before them.
+"""The line in which instances that fetch the same published folder find the instances that began before them.
 
 The line is a folder of the store. An instance writes an empty file into it when it begins to fetch. The file's name has
 the time and the instance's address. Names order the line. An instance fetches only from the instances before it, and

@@ -1,4 +1,4 @@
-"""Rollouts and prepared samples, as Parquet files for plain pyarrow and pandas. Without torch."""
+"""Generated and prepared samples, as Parquet files for plain pyarrow and pandas. Without torch."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +110,7 @@ class GeneratedSample:
 
 @dataclass
 class PreparedSample(GeneratedSample):
-    """A rollout with everything that learning needs. Lists have one number per response token."""
+    """A generated sample with everything that learning needs. Lists have one number per response token."""
 
     mask: bool = True
     """Whether the sample is in the loss. Unscorable samples and masked truncated ones are not."""
@@ -136,10 +136,10 @@ class PreparedSample(GeneratedSample):
 
 
 def write_rollouts(uri: str, rollouts: Sequence[GeneratedSample]) -> None:
-    """Write a rollout part, atomically.
+    """Write a rollout part: generated samples, atomically.
 
     Raises:
-        ValueError: for a rollout whose lists do not fit together.
+        ValueError: for a sample whose lists do not fit together.
         ArtifactUnwritableError: if the part cannot be written.
     """
     for rollout in rollouts:

@@ -125,7 +125,7 @@ class TrainingBatch:
                 continue
             present = [getattr(sample, field) is not None for sample in learning]
             if not learning or not all(present):
-                # Some rollouts of a step may have been prepared for a frozen policy, and others not.
+                # Some samples of a step may have been prepared for a frozen policy, and others not.
                 mixed = any(present) and name != "prepared_log_probs"
                 if mixed or (field == "advantages" and learning):
                     raise TaskError("data_invalid", f"step {step}: a sample has no {field}; prepare the step again")

@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.005
 
 @dataclass
 class HeldVersion:
-    """A copy of what a version publishes, which later steps do not change. Its state must be of one rank."""
+    """A copy of the tensors that a version publishes. Later steps do not change it. Its state must be of one rank."""
 
     version: UnpublishedVersion
     model: ModelSettings
@@ -38,7 +38,8 @@ class HeldVersion:
     """Tensors of the critic, in the host's memory; empty if there is none."""
 
     def publish(self) -> dict[str, float]:
-        """Publish it, and return metrics of that. What has been published before stands.
+        """Publish the version, and return metrics of its publication. If it has been published before, it stays as it
+        is.
 
         Raises:
             TaskError: `artifact_unwritable`; the version is not published.

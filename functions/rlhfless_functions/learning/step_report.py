@@ -35,7 +35,7 @@ class StepReport:
     """Prompt tokens that were not computed, because another sample of the group had the same prompt."""
 
     def count(self, batch: TrainingBatch, block: Block) -> None:
-        """Count what a block's passes compute."""
+        """Count the tokens of a block's passes."""
         rows = [row for run in block.runs for row in run]
         whole = sum(len(batch.samples[row].prompt_tokens) for row in rows)
         prompts = sum(len(batch.samples[row].prompt_tokens) for row in block.prompts) if block.prompts else whole

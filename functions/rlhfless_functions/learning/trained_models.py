@@ -38,7 +38,7 @@ class TrainedModel:
     forward: Callable[[MicroBatch, SharedPrompts | None], Loss]
     """Computes the loss of a micro-batch. Its prompts may have been computed before."""
     numbers: Callable[[MicroBatch, SharedPrompts | None], torch.Tensor]
-    """Computes what the model says of a micro-batch's response tokens [n, R]: log-probabilities or values."""
+    """Computes the model's numbers for a micro-batch's response tokens [n, R]: log-probabilities or values."""
     state: TrainingState
     request: LearnRequest
     course: Course

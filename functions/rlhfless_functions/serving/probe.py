@@ -246,7 +246,7 @@ def _decode(
 def main() -> None:
     """Read a `Probe` from standard input and write its result into the named file.
 
-    Standard output is left to what libraries print.
+    Standard output is left to the libraries.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     _log.setLevel(logging.INFO)

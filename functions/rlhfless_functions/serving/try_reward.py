@@ -183,7 +183,7 @@ def _sampled(trial: RewardTrial, tokenizer: PreTrainedTokenizerBase, initial: We
 
 
 def _score(trial: RewardTrial, groups: Sequence[_Group], scorer: RewardScorer) -> RewardTrialResult:
-    # A trial shows every error, also those that a job would count and go on from.
+    # A trial shows every error, also errors that a job would only count.
     rewards = [reward.model_copy(update={"on_error": "fail"}) for reward in trial.rewards]
     scorer.start(rewards)
     terms: list[list[dict[str, float | None]]] = [[{} for _ in group.responses] for group in groups]
@@ -246,7 +246,7 @@ def _try(
 def main() -> None:
     """Read a `RewardTrial` from standard input and write its result into the named file.
 
-    Standard output is left to what libraries print.
+    Standard output is left to the libraries.
     """
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # This is the output of a user's function.

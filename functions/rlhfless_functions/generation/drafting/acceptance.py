@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rlhfless_functions.generation.drafting.index import Integers
 
 LONGEST = 64
-"""Longest match that is told from others. Longer ones count as this long."""
+"""Longest match with a probability of its own. Longer matches count as this long."""
 _PRIOR = np.select([np.arange(LONGEST + 1) < n for n in (1, 4, 6, 12)], [0.0, 0.3, 0.5, 0.7], default=0.85)
 _PRIOR_TRIALS = 8.0
 _FORGET = 0.999

@@ -178,7 +178,7 @@ class DraftIndex:
         return self.tokens[places[:, None] - _BACK]
 
     def _slots(self, before: NDArray[np.int32], prompts: Integers) -> NDArray[np.int64]:
-        """Return [levels, places] slots of the tables for what followed these tokens."""
+        """Return [levels, places] slots of the tables for the continuation of these tokens."""
         longest = int(_LENGTHS.max()) + 1
         mixed = np.cumsum(before[:, :longest].astype(np.uint64) * _WEIGHTS[:longest], axis=1, dtype=np.uint64)
         return self._salted(mixed[:, _LENGTHS].T, prompts)

@@ -90,7 +90,7 @@ class ComputedTokens:
     prompt: int = 0
     """Prompt tokens, except those whose keys and values were there before."""
     response: int = 0
-    """Sampled response tokens, without those that the tasks began with."""
+    """Sampled response tokens, without the tasks' first tokens."""
     passes: int = 0
     """Decode passes; 0 if the engine does not count them."""
     sequence_passes: int = 0
@@ -140,7 +140,7 @@ class EngineRun(ABC):
 
     @property
     def response_tokens(self) -> int:
-        """Response tokens sampled so far, without those that the tasks began with."""
+        """Response tokens sampled so far, without the tasks' first tokens."""
         return self.computed.response
 
     def await_weights(self) -> None:  # noqa: B027 - most engines have them before a run

@@ -1,6 +1,6 @@
 """Low-rank adapters in vLLM: the backbone stays loaded, and each request names the adapter of its weights version.
 
-Adapters of several jobs can take turns on one backbone.
+Adapters of several jobs can alternate on one backbone.
 """
 
 from pathlib import Path
