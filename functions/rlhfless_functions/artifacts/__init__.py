@@ -42,38 +42,3 @@ from rlhfless_functions.artifacts.publication import publish
 from rlhfless_functions.artifacts.retrieval import arrive, local_folder
 from rlhfless_functions.artifacts.sweeping import sweep
 from rlhfless_functions.artifacts.uploads import combine, complete, uploading
-
-__all__ = [
-    "MANIFEST",
-    "Arriving",
-    "ArtifactCorruptError",
-    "ArtifactError",
-    "ArtifactMissingError",
-    "ArtifactUnwritableError",
-    "BegunAgainError",
-    "Fetched",
-    "Line",
-    "Manifest",
-    "Sources",
-    "arrive",
-    "combine",
-    "complete",
-    "create_exclusive",
-    "exists",
-    "fetched",
-    "is_published",
-    "join",
-    "list_files",
-    "local_folder",
-    "local_path",
-    "manifest",
-    "missing_bucket",
-    "publish",
-    "read_bytes",
-    "read_json",
-    "remove",
-    "sweep",
-    "uploading",
-    "write_bytes",
-    "write_json",
-]

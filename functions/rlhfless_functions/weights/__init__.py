@@ -22,31 +22,3 @@ from rlhfless_functions.weights.sharded import (
 from rlhfless_functions.weights.source import load_config
 from rlhfless_functions.weights.support import longest_sequence
 from rlhfless_functions.weights.tokenizers import load_tokenizer
-
-__all__ = [
-    "ArrivingPolicy",
-    "CriticModel",
-    "NotArrivedError",
-    "PrefetchedWeights",
-    "attach_adapter",
-    "check_sharded_publishing",
-    "load_arriving",
-    "load_config",
-    "load_critic",
-    "load_policy",
-    "load_tokenizer",
-    "longest_sequence",
-    "merge_adapter",
-    "prefetch_policy",
-    "publish_adapter",
-    "publish_adapter_together",
-    "publish_critic",
-    "publish_critic_together",
-    "publish_weights",
-    "publish_weights_together",
-    "swap_critic",
-    "swap_policy",
-    "swappable_bytes",
-    "take_over",
-    "torch_dtype",
-]

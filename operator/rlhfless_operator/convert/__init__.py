@@ -12,12 +12,3 @@ from rlhfless_operator.convert.reading import UnreadableConfigurationError, read
 from rlhfless_operator.convert.trl import convert_trl
 from rlhfless_operator.convert.verl import convert_verl
 from rlhfless_operator.convert.writing import job_yaml, table
-
-__all__ = [
-    "UnreadableConfigurationError",
-    "convert_trl",
-    "convert_verl",
-    "job_yaml",
-    "read_configuration",
-    "table",
-]

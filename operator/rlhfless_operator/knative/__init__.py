@@ -36,27 +36,3 @@ from rlhfless_operator.knative.models import (
 from rlhfless_operator.knative.resources import Kind, ResourceClient
 from rlhfless_operator.knative.transport import Transport
 from rlhfless_operator.knative.watching import Listing, WatchEvent
-
-__all__ = [
-    "ApiError",
-    "Condition",
-    "Configuration",
-    "ConflictError",
-    "ForbiddenError",
-    "GoneError",
-    "InvalidError",
-    "Kind",
-    "KnativeClient",
-    "KubernetesModel",
-    "KubernetesObject",
-    "Listing",
-    "NotFoundError",
-    "ObjectMeta",
-    "OwnerReference",
-    "ResourceClient",
-    "Revision",
-    "Service",
-    "Transport",
-    "UnavailableError",
-    "WatchEvent",
-]

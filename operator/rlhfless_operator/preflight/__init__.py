@@ -11,5 +11,3 @@
 from rlhfless_operator.preflight.cluster import ClusterLook, preflight, stages_of
 from rlhfless_operator.preflight.findings import Finding, Verdict, describe, failed
 from rlhfless_operator.preflight.fixing import agrees, fix
-
-__all__ = ["ClusterLook", "Finding", "Verdict", "agrees", "describe", "failed", "fix", "preflight", "stages_of"]
