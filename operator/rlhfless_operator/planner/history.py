@@ -1,4 +1,4 @@
-"""What earlier steps took: the newest values of anything that has a name."""
+"""The history of a job: the newest values under each name, such as the seconds of earlier steps."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ class History:
         self._values.setdefault(name, deque(maxlen=WINDOW)).append(value)
 
     def recent(self, name: str) -> list[float]:
-        """What is remembered under a name, oldest first."""
+        """Return the values under a name, oldest first."""
         return list(self._values.get(name, ()))
 
     def mean(self, name: str, default: float = 0.0) -> float:
-        """The mean of what is remembered; `default` while nothing is."""
+        """Return the mean of the values under a name, or `default` if there are none."""
         values = self._values.get(name)
         return fmean(values) if values else default
 
     def state(self) -> dict[str, list[float]]:
-        """Everything that `restore` needs, as JSON values."""
+        """Return everything that `restore` needs, as JSON values."""
         return {name: list(values) for name, values in sorted(self._values.items())}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Take in an earlier `state`, before what has been added since."""
+        """Put the values of an earlier `state` before those added since."""
         for name, values in state.items():
             self._values[name] = deque([*map(float, values), *self.recent(name)], maxlen=WINDOW)

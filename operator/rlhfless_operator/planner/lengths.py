@@ -1,8 +1,8 @@
-"""How long responses will be: a moving average of each prompt's past lengths, and a learnt prior for new prompts.
+"""Predictions of response lengths: a moving average of each prompt's past lengths, and a learnt prior for new prompts.
 
 RLHFless (arXiv 2602.22718, section 4.2) predicts a response's length by the exponentially weighted moving average of
-its prompt's earlier responses. Here the average starts from the first visit, carries a spread beside the mean, and a
-prompt that has never been seen gets the distribution of everything that has finished lately, this step included.
+its prompt's earlier responses. Here the average starts from the first visit and carries a spread beside the mean. A
+prompt that was never seen gets the distribution of all responses that finished lately, this step included.
 """
 
 import math
@@ -16,25 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RUNAWAY_PRIOR_VISITS = 2.0
-"""Visits for which the share of runaways among all responses counts in a prompt's own share."""
+"""Visits of a prompt that the share of runaways among all responses weighs as much as, in the prompt's own share."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthEstimate:
-    """What is known of the lengths of a prompt's next responses, in tokens."""
+    """An estimate of the lengths of a prompt's next responses, in tokens."""
 
     mean: float
     """Expected length."""
     spread: float
     """Standard deviation between responses."""
     seen: int
-    """Visits of the prompt that the estimate rests on; 0 is a prompt never seen, whose estimate is the prior."""
+    """Visits of the prompt that the estimate rests on; 0 for a prompt never seen: its estimate is the prior."""
     runaways: float = 0.0
     """Share of responses that do not end by themselves; `mean` and `spread` are of the others."""
 
     def quantiles(self, count: int) -> list[float]:
-        """Lengths, longest first, of a typical group of `count` responses: the quantiles (i − ½)/count of a lognormal.
+        """Return the lengths of a typical group of `count` responses, longest first.
 
+        They are the quantiles (i − ½)/count of a lognormal.
         A group's longest response holds its instance, so a plan made of means alone expects too little.
         """
         if self.spread <= 0 or self.mean <= 0:
@@ -44,17 +45,16 @@ class LengthEstimate:
         return [math.exp(location + scale * deviate) for deviate in _deviates(count)]
 
     def group(self, count: int, longest: int) -> list[float]:
-        """Lengths, longest first, to expect of a group of `count` responses that are truncated at `longest`."""
+        """Return the expected lengths of a group of `count` responses, longest first, truncated at `longest`."""
         runaways = round(count * self.runaways)
         ended = [min(float(longest), length) for length in self.quantiles(count - runaways)]
         return [float(longest)] * runaways + ended
 
     def outlook(self, tokens: int, longest: int) -> tuple[float, float]:
-        """Tokens that a response that has `tokens` and has not ended still has to go, and the chance that it is a
-        runaway.
+        """Return the tokens still to come of a response that has `tokens` so far, and the chance that it is a runaway.
 
-        The first is the conditional mean of the lognormal, mixed with that chance, which rises with every token: a
-        runaway stops at `longest`.
+        The first is the conditional mean of the lognormal, mixed with that chance: a runaway stops at `longest`. The
+        chance rises with every token.
         """
         survival, rest = self._survival(tokens)
         endless, most = self._endless(survival), longest - tokens
@@ -67,7 +67,7 @@ class LengthEstimate:
         return self.runaways / (self.runaways + (1 - self.runaways) * survival) if self.runaways > 0 else 0.0
 
     def _survival(self, tokens: int) -> tuple[float, float]:
-        """Chance that a response that ends by itself gets so far, and the mean that it then still has to go."""
+        """Return the chance that a response which ends by itself gets to `tokens`, and the mean still to come then."""
         spread = max(self.spread, 0.05 * self.mean, 1.0)
         mean = max(self.mean, 1.0)
         if tokens == 0:
@@ -84,12 +84,12 @@ class LengthEstimate:
 
 @dataclass(frozen=True)
 class PredictionReport:
-    """How good one step's predictions were."""
+    """Quality of one step's predictions."""
 
     prompts: int
     """Prompts compared."""
     seen: int
-    """Of these, how many had been visited before."""
+    """Number of these prompts that had been visited before."""
     rank_correlation: float | None
     """Spearman's ρ between predicted and actual lengths of all samples; None if either does not vary."""
     prompt_rank_correlation: float | None
@@ -97,10 +97,10 @@ class PredictionReport:
     relative_error: float | None
     """Mean of |predicted − actual| / actual over samples."""
     bias: float | None
-    """Sum of the predicted over the sum of the actual lengths, minus 1: positive is too long."""
+    """Sum of the predicted lengths over the sum of the actual ones, minus 1: positive if predictions are too long."""
 
     def metrics(self) -> dict[str, float]:
-        """As metrics of a step; what is not defined is left out."""
+        """Return the metrics of a step, without those that are None."""
         numbers = {
             "seen_share": self.seen / self.prompts if self.prompts else None,
             "rank_correlation": self.rank_correlation,
@@ -116,9 +116,9 @@ class LengthPredictor:
 
     Args:
         weight: share of the newest visit in a prompt's average, in (0, 1].
-        default_tokens: mean for a new prompt while nothing at all has finished.
+        default_tokens: mean for a new prompt while no response has finished.
         half_life: number of finished responses after which an observation counts half in the prior.
-        longest: length at which responses are truncated: those that reach it are runaways, counted apart.
+        longest: length at which responses are truncated. Those that reach it are runaways and are counted apart.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class LengthPredictor:
         self._squares = self._squares * fade + float((ended * ended).sum())
 
     def predict(self, prompt: int) -> LengthEstimate:
-        """The estimate for a prompt's next visit; of a prompt never seen, the prior with `seen` 0."""
+        """Return the estimate for a prompt's next visit: the prior, with `seen` 0, for a prompt never seen."""
         known = self._prompts.get(prompt)
         if known is None:
             return self.prior()
@@ -186,7 +186,7 @@ class LengthPredictor:
         return LengthEstimate(mean, math.sqrt(variance), visits, own * rate + (1 - own) * self._runaways())
 
     def prior(self) -> LengthEstimate:
-        """The estimate for a prompt never seen: what has finished lately, or the default if nothing has."""
+        """Return the estimate for a prompt never seen: by the responses that finished lately, or the default."""
         if self._mass <= 0:
             return LengthEstimate(self.default_tokens, self.default_tokens / 2, 0, self._runaways())
         mean = self._sum / self._mass
@@ -197,7 +197,7 @@ class LengthPredictor:
         return max(0.0, 1 - self._mass / self._responses) if self._responses else 0.0
 
     def state(self) -> dict[str, Any]:
-        """Everything that `from_state` needs, as JSON values; part of a checkpoint."""
+        """Return everything that `from_state` needs, as JSON values; part of a checkpoint."""
         return {
             "weight": self.weight,
             "default_tokens": self.default_tokens,
@@ -209,7 +209,7 @@ class LengthPredictor:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The predictor whose `state` this is: it predicts the same from here on."""
+        """Return the predictor with this `state`: it predicts the same from here on."""
         predictor = cls(
             weight=state["weight"],
             default_tokens=state["default_tokens"],
@@ -225,7 +225,7 @@ class LengthPredictor:
 
 
 def assess(estimates: Mapping[int, LengthEstimate], outcomes: Mapping[int, Sequence[int]]) -> PredictionReport:
-    """Compare a step's predictions, as they were when it was planned, with what its groups came to.
+    """Compare the predictions with which a step was planned with the lengths of its groups.
 
     Args:
         estimates: by prompt; those without an outcome are left out.
@@ -251,7 +251,7 @@ def assess(estimates: Mapping[int, LengthEstimate], outcomes: Mapping[int, Seque
 
 
 def rank_correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
-    """Spearman's ρ of two equally long series, ties sharing their mean rank; None if either does not vary."""
+    """Return Spearman's ρ of two equally long series; ties share their mean rank. None if either does not vary."""
     if len(first) < 2:
         return None
     ranks = [_ranks(first), _ranks(second)]

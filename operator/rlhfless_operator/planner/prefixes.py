@@ -1,8 +1,8 @@
-"""Which prompt tokens are prefilled where: a block-aligned trie over a step's prompts, charged against shipping.
+"""The prefill of a step: a block-aligned trie of its prompts says which actor computes what, and what is sent instead.
 
-Keys and values are reused in whole blocks, so a prompt is a chain of blocks, each named by a hash of everything up to
-its end. Equal names are equal prefixes: the trie is the set of names, and the tokens to prefill are its nodes. The
-planner sees names and counts, never tokens.
+Keys and values are reused in whole blocks. So a prompt is a chain of blocks, and each block is named by a hash of all
+tokens up to its end. Equal names are equal prefixes: the trie is the set of names, and its nodes are the tokens to
+prefill. The planner sees names and counts, never tokens.
 """
 
 from collections.abc import Hashable, Mapping, Sequence, Set
@@ -36,20 +36,20 @@ class Fetch:
 
 @dataclass(frozen=True)
 class PrefixPlan:
-    """What each actor computes and what it is sent."""
+    """The prefixes that each actor computes, and those that it is sent."""
 
     alone_tokens: Mapping[str, int]
     """Prompt tokens that each actor would compute if nothing were sent."""
     prefill_tokens: Mapping[str, int]
     """Prompt tokens that each actor computes."""
     fetches: Mapping[str, tuple[Fetch, ...]]
-    """What each actor is sent; actors that are sent nothing are left out."""
+    """Prefixes that each actor is sent; actors that are sent none are left out."""
     saved_seconds: float
-    """Instance-seconds less than without any sending."""
+    """Instance-seconds saved against a plan that sends nothing."""
 
 
 def prefill_tokens(prompts: Sequence[PromptBlocks], block_tokens: int) -> int:
-    """Tokens that one instance computes for all of `prompts`: the nodes of their trie."""
+    """Return the tokens that one instance computes for all of `prompts`: the nodes of their trie."""
     return block_tokens * len({block for prompt in prompts for block in prompt.blocks}) + sum(
         prompt.rest for prompt in prompts
     )
@@ -64,12 +64,12 @@ def plan_prefixes(
     transfer_seconds: float,
     split: bool = False,
 ) -> PrefixPlan:
-    """Decide what is computed once and sent to the others.
+    """Choose the prefixes that one actor computes and sends to the others.
 
-    A prefix that several actors need is computed by the one that needs most of it, and among equals by the one that has
-    least to compute so far; another is sent its longest shared prefix where that takes it less time than computing it
-    would. Prefixes that go on from the same first block are computed by one actor. With `split`, each actor computes
-    what they have in common, and several divide the rest.
+    If several actors need a prefix, the one that needs most of it computes it. Among equals it is the one with the
+    least to compute so far. Another actor is sent its longest shared prefix if that takes less time than to compute it.
+    One actor computes all prefixes with the same first block. With `split`, each actor computes their common part, and
+    several actors divide the rest.
 
     Args:
         actors: the prompts of each actor's share.
@@ -114,18 +114,18 @@ def expected_gain(
     transfer_token_seconds: float,
     transfer_seconds: float,
 ) -> float:
-    """Instance-seconds by which a plan's actors end their prompts earlier; negative if they end them later.
+    """Return the instance-seconds by which a plan's actors end their prompts earlier; negative if they end them later.
 
-    `saved_seconds` counts work. This counts what an instance is held for: all actors begin at once, each on a device of
-    its own, and one that waits for a prefix costs as much as one that computes. A source is taken to send a prefix
-    after it has computed all of its own prompts, which is the latest that it can be. So nothing is gained where all
-    actors wait for one of them, as with a system prompt that all prompts share.
+    `saved_seconds` counts work. This function counts the time for which instances are held: all actors begin at once,
+    each on a device of its own, and an actor that waits for a prefix costs as much as one that computes. A source
+    sends a prefix, at the latest, after it has computed all of its own prompts; this moment is assumed. So nothing is
+    gained if all actors wait for one of them, as with a system prompt that all prompts share.
 
     Args:
         plan: the plan.
         prefill_token_seconds: to compute a token.
-        send_token_seconds: until a source has sent a token's keys and values.
-        transfer_token_seconds: until another actor has fetched them.
+        send_token_seconds: for a source to send a token's keys and values.
+        transfer_token_seconds: for another actor to fetch them.
         transfer_seconds: to fetch anything at all.
     """
     sent = {(fetch.source, fetch.block): fetch.tokens for fetches in plan.fetches.values() for fetch in fetches}
@@ -142,7 +142,10 @@ def expected_gain(
 
 
 def _forks(actors: Mapping[str, Sequence[PromptBlocks]]) -> set[Block]:
-    """Blocks after which several prefixes go on that more than one actor needs, with all blocks before them."""
+    """Return the blocks at which shared prefixes part, with all blocks before them.
+
+    At such a block at least two prefixes go on, each of which more than one actor needs.
+    """
     needed: dict[Block, set[str]] = {}
     following: dict[Block, set[Block]] = {}
     for name, prompts in actors.items():
@@ -160,7 +163,10 @@ def _forks(actors: Mapping[str, Sequence[PromptBlocks]]) -> set[Block]:
 
 
 def _owners(actors: Mapping[str, Sequence[PromptBlocks]], common: Set[Block]) -> dict[Hashable, str]:
-    """The actor that computes each block for the others, tree by tree, the largest first. Common blocks have none."""
+    """Return the actor that computes each block for the others. Common blocks have none.
+
+    Trees are dealt one by one, the largest first.
+    """
     trees: dict[Block, dict[str, set[Block]]] = {}
     for name, prompts in actors.items():
         for prompt in prompts:
@@ -178,7 +184,7 @@ def _owners(actors: Mapping[str, Sequence[PromptBlocks]], common: Set[Block]) ->
 
 
 def _shared_prefix(prompt: PromptBlocks, name: str, owner: Mapping[Hashable, str], common: Set[Block]) -> list[Block]:
-    """The leading blocks of a prompt of which one other actor computes the last, and all that are not common."""
+    """Return the leading blocks of a prompt that one other actor computes, with the common blocks before them."""
     first = next((number for number, block in enumerate(prompt.blocks) if block not in common), None)
     if first is None or owner[prompt.blocks[first]] == name:
         return []

@@ -1,12 +1,12 @@
-"""When to wake instances before they are needed, and how long to keep one that has nothing to do."""
+"""The timing of instances: wake them before they are needed, and release those that have nothing to do."""
 
 import math
 from collections.abc import Sequence
 
 WINDOW = 32
-"""Newest durations that count."""
+"""Number of the newest durations that count."""
 _SLACK = 1.25
-"""How much longer an instance is kept than the gap that is to be bridged, as no gap is quite like another."""
+"""Factor by which an instance is kept longer than the gap to bridge, because gaps vary."""
 
 
 def wake_time(
@@ -16,12 +16,12 @@ def wake_time(
     instances: int,
     late_price: float,
 ) -> float:
-    """Return when to wake `instances` instances, in seconds after a stage began whose earlier durations are known.
+    """Return when to wake `instances` instances, in seconds after the running stage began.
 
-    An instance that is ready too early idles, and one that is too late holds everything up: ready at R, the cost is
-    instances · (D − R) or late_price · (R − D). Its mean over the durations D is least where the share of durations
-    below R is instances / (instances + late_price), the newsvendor's quantile. The paper's rule, the shortest duration
-    and a buffer, is its limit where being late is dear.
+    An instance that is ready too early idles. One that is ready too late delays the step. If it is ready at R and the
+    stage takes D, the cost is instances · (D − R) or late_price · (R − D). The mean cost over the durations D is least
+    where the share of durations below R is instances / (instances + late_price), the newsvendor's quantile. The
+    paper's rule, the shortest duration and a buffer, is the limit of a high late_price.
 
     Args:
         durations: seconds of the running stage in earlier steps, oldest first; the newest `WINDOW` count.
@@ -29,7 +29,7 @@ def wake_time(
         late_price: instance-seconds that a second of delay is worth.
 
     Returns:
-        0, at once, while nothing is known.
+        Seconds; 0 (at once) if there are no durations.
     """
     if startup_seconds < 0 or late_price < 0 or instances < 1:
         raise ValueError(
@@ -45,14 +45,14 @@ def wake_time(
 
 
 def keep_alive(gaps: Sequence[float], switch_seconds: float, *, longest: float = math.inf) -> float:
-    """How long an instance without work is kept before it is released, in seconds.
+    """Return the seconds to keep an instance without work before it is released.
 
     Keeping costs the idle time. Releasing costs a switch: the time until the instance is gone, and a start-up at the
     next use. Over the gaps between uses seen so far, the best limit k has the least Σ min(gap, k) + switch · [gap > k].
-    It is a gap that was seen. The next one like it may be a little longer, and would pay for both: the limit is a
-    quarter longer, which costs at most a quarter more. Of what is longer than all gaps seen nothing is known: then an
-    instance is kept for the cost of a switch, which never costs more than twice the best in hindsight (the ski-rental
-    rule).
+    It equals one of these gaps. The next such gap may be a little longer and would pay for both. So the limit is a
+    quarter longer, which costs at most a quarter more. Nothing is known beyond the longest gap. If the best limit is
+    the longest gap, the instance is kept for the cost of a switch beyond it. By the ski-rental rule that costs at most
+    twice the best in hindsight.
 
     Args:
         gaps: idle seconds between the uses of an instance; the newest `WINDOW` count.

@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476), in rounds: fresh prompts take the places of groups that teach nothing.
 
-Which prompts a step learns from depends on the order in which they were drawn, and on what their groups came to, and on
-nothing that happens on the way: a driver that takes a step again comes to the same.
+The prompts that a step learns from depend on the order of their draw and on the rewards of their groups, and on nothing
+that happens on the way. So a driver that takes a step again comes to the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ class SamplingRounds:
     """The prompts of one step, round by round: draw `count` of them, generate, `settle`, until none are wanted."""
 
     groups: int
-    """Groups that the step learns from."""
+    """Number of groups that the step learns from."""
     replacements: int
-    """Most rounds after the first; at 0 every group is kept."""
+    """Most rounds after the first. With 0 every group is kept."""
     available: int
-    """Prompts of the dataset; a step takes none of them twice."""
+    """Number of prompts in the dataset; a step takes none of them twice."""
     kept: list[int] = field(default_factory=list)
     """Prompts whose groups teach something, in the order of their draw."""
     flat: list[int] = field(default_factory=list)
-    """Prompts whose groups don't, in the order of their draw."""
+    """Prompts whose groups teach nothing, in the order of their draw."""
     done: int = 0
-    """Rounds that are settled."""
+    """Number of rounds that are settled."""
 
     @property
     def taken(self) -> list[int]:
@@ -32,29 +32,29 @@ class SamplingRounds:
 
     @property
     def count(self) -> int:
-        """How many prompts the next round draws; 0 after the last. Where the data has too few, all that it has left."""
+        """Number of prompts that the next round draws; 0 after the last. If the data has too few left, all of them."""
         if self.done > self.replacements:
             return 0
         return min(self.groups - len(self.kept), self.available - len(self.taken))
 
     def settle(self, prompts: Sequence[int], teaches: Callable[[int], bool]) -> None:
-        """Take note of what a round's groups came to."""
+        """Record which of a round's groups teach something."""
         for prompt in prompts:
             (self.kept if self.replacements == 0 or teaches(prompt) else self.flat).append(prompt)
         self.done += 1
 
     @property
     def chosen(self) -> list[int]:
-        """What is learnt: where the rounds are used up, groups that teach nothing fill the batch."""
+        """Prompts that the step learns from. If the rounds are used up, groups that teach nothing fill the batch."""
         return [*self.kept, *self.flat][: self.groups]
 
     @property
     def replaced(self) -> int:
-        """Groups that taught nothing and are not in the batch."""
+        """Number of groups that taught nothing and are not in the batch."""
         return len(self.taken) - len(self.chosen)
 
     def note(self, step: int) -> str | None:
-        """What a person should know after a round; None if there is nothing to say."""
+        """Return a sentence for the user after a round; None if there is nothing to say."""
         if self.replacements == 0 or not self.flat:
             return None
         begins = f"step {step}, round {self.done}: {len(self.flat)} of {len(self.taken)} groups had equal rewards"

@@ -1,13 +1,13 @@
-"""Which groups an asynchronous step learns from: complete ones, those with the oldest weights first. Pure.
+"""The choice of the groups that an asynchronous step learns from: complete ones, the oldest weights first. Pure.
 
 Rollouts begin as many groups as admission allows. Groups become complete in any order, and each waits here until a step
-takes it. A step takes as many groups as a step learns from, or it waits (`async.tooStale`).
+takes it. A step takes the number of groups that a step learns from, or it waits (`async.tooStale`).
 
-The last step that may learn from a group whose oldest token is of version v is v + 1 + S, with S the greatest staleness
-that is allowed. That is the group's *deadline*. With `wait` every group keeps its deadline: a step is taken only if the
-steps after it have room for all groups that it leaves, each before its deadline. If the oldest complete groups do not
-satisfy that, no others do. Once all groups are complete they do, as admission never begins more groups than all steps
-up to the newest deadline have room for.
+A group whose oldest token is of version v may be learnt from up to step v + 1 + S, with S the greatest staleness that
+is allowed. This step is the group's *deadline*. With `wait` every group keeps its deadline: a step is taken only if the
+steps after it have room for all other groups before their deadlines. If the oldest complete groups do not satisfy that,
+no others do. Once all groups are complete they satisfy it, because admission never begins more groups than all steps up
+to the newest deadline have room for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from typing import Literal
 from rlhfless_operator.planner.groups.staleness import staleness
 
 TooStale = Literal["wait", "drop", "downweight"]
-"""What happens where a group would become too stale; see `AsyncSpec.too_stale`."""
+"""Rule for a group that would become too stale; see `AsyncSpec.too_stale`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +36,7 @@ class ReadyGroup:
 
     name: GroupName
     version: int
-    """The oldest weights that sampled any of it."""
+    """Version of the oldest weights that sampled any of it."""
     part: str
     """URI of the prepared part that holds it."""
 
@@ -47,18 +47,18 @@ class ChosenGroup:
 
     group: ReadyGroup
     factor: float = 1.0
-    """What its advantages are multiplied by."""
+    """Factor of its advantages."""
 
 
 @dataclass
 class GroupBuffer:
-    """The groups that are begun and not taken.
+    """The groups that were begun and that no step has taken.
 
     Args:
-        size: groups of a step.
+        size: number of groups of a step.
         most: the greatest staleness that is allowed.
-        rule: what happens where a group would exceed it.
-        settled: groups that were taken before.
+        rule: for a group that would exceed it.
+        settled: number of groups that were taken before.
     """
 
     size: int
@@ -66,26 +66,26 @@ class GroupBuffer:
     rule: TooStale = "wait"
     settled: int = 0
     _under_way: dict[GroupName, int] = field(default_factory=dict)
-    """Groups that are not complete, with the weights that began their rollout. None of their tokens is older."""
+    """Groups that are not complete, with the version that began their rollout. None of their tokens is older."""
     _ready: dict[GroupName, ReadyGroup] = field(default_factory=dict)
 
     @property
     def live(self) -> int:
-        """Groups that were begun and not dropped, those that are taken included."""
+        """Number of groups that were begun and not dropped, including those that were taken."""
         return self.settled + len(self._under_way) + len(self._ready)
 
     @property
     def is_full(self) -> bool:
-        """Whether as many groups are complete as a step learns from."""
+        """Whether enough groups for a step are complete."""
         return len(self._ready) >= self.size
 
     def admits(self, groups: int, done: int, ahead: int) -> bool:
-        """Whether so many groups may begin with the newest weights.
+        """Return whether `groups` more groups may begin with the newest weights.
 
         Args:
-            groups: how many.
-            done: steps that are done.
-            ahead: how many steps generation may be ahead of the learner, at most `most`.
+            groups: their number.
+            done: number of steps that are done.
+            ahead: number of steps that generation may be ahead of the learner, at most `most`.
         """
         return self.live + groups <= (done + 1 + ahead) * self.size
 
@@ -119,32 +119,32 @@ class GroupBuffer:
         return list(again.values()), int(min(most - len(again), left))
 
     def begin(self, rollout: int, prompts: Iterable[int], version: int) -> None:
-        """A rollout begins its groups with a version of the weights."""
+        """Record that a rollout begins its groups with a version of the weights."""
         self._under_way.update({GroupName(rollout, prompt): version for prompt in prompts})
 
     def complete(self, group: ReadyGroup) -> None:
-        """A group is prepared. One that is not under way (any more) is passed over."""
+        """Record that a group is prepared. A group that is not, or no longer, under way is ignored."""
         if self._under_way.pop(group.name, None) is not None:
             self._ready[group.name] = group
 
     def taken(self, names: Iterable[GroupName]) -> None:
-        """A step has taken these groups, complete here or not."""
+        """Record that a step has taken these groups, complete here or not."""
         for name in names:
             if self._under_way.pop(name, None) is not None or self._ready.pop(name, None) is not None:
                 self.settled += 1
 
     def forget(self, name: GroupName) -> None:
-        """A group was settled before, or is dropped and generated anew."""
+        """Remove a group that was settled before, or that is dropped and generated anew."""
         self._under_way.pop(name, None)
         self._ready.pop(name, None)
 
     def choose(self, step: int) -> list[ChosenGroup] | None:
-        """The groups that a step learns from, in the order of learning; None while it waits for others.
+        """Return the groups that a step learns from, in the order of learning; None while the step waits for more.
 
-        Nothing is taken by this: `taken` says so.
+        The groups stay in the buffer until `taken` is called.
 
         Args:
-            step: its number, which is one more than the steps that are taken.
+            step: its number: one more than the number of steps taken.
         """
         oldest = sorted(self._ready.values(), key=_oldest_first)[: self.size]
         if len(oldest) < self.size:
@@ -154,10 +154,10 @@ class GroupBuffer:
         return [ChosenGroup(group, self._factor(step, group)) for group in oldest]
 
     def drop(self, step: int) -> list[GroupName]:
-        """Remove the complete groups that are too stale for a step and for all steps after it (`drop` alone).
+        """Remove the complete groups that are too stale for a step and for all later ones (only with `drop`).
 
         Returns:
-            Their names, in order. Their prompts are to be generated anew.
+            Their names, in order. Their prompts must be generated anew.
         """
         if self.rule != "drop":
             return []
@@ -167,7 +167,7 @@ class GroupBuffer:
         return stale
 
     def _leaves_room(self, step: int, chosen: Iterable[ReadyGroup]) -> bool:
-        """Whether the steps after this one have room for all groups that are left, each up to its deadline."""
+        """Return whether the steps after this one have room for all other groups, each up to its deadline."""
         names = {group.name for group in chosen}
         versions = [version for name, version in self._under_way.items()]
         versions += [group.version for name, group in self._ready.items() if name not in names]

@@ -1,23 +1,23 @@
-"""How far generation may be ahead of the learner. Pure.
+"""The distance between generation and the learner. Pure.
 
-Version v of the weights is what step v makes, and 0 is the model as given. Step n starts from version n − 1. So groups
-that version v sampled, and that step n learns from, have a staleness of n − 1 − v; it is 0 in a synchronous job. Where
-several versions sampled a group, v is the oldest of them.
+Step v makes version v of the weights, and version 0 is the model as given. Step n starts from version n − 1. So if
+step n learns from groups that version v sampled, their staleness is n − 1 − v. It is 0 in a synchronous job. If several
+versions sampled a group, v is the oldest of them.
 """
 
 import math
 
 SURPRISE = 1.5
-"""How much longer than usual a rollout may take before the learner waits for it."""
+"""Factor by which a rollout may take longer than usual before the learner waits for it."""
 
 
 def staleness(step: int, version: int) -> int:
-    """Versions between the weights that sampled a step's groups and those that the step starts from."""
+    """Return the number of versions between the weights that sampled a group and those that the step starts from."""
     return step - 1 - version
 
 
 def oldest_version(step: int, most: int) -> int:
-    """The oldest weights that may sample a step's groups: its generation begins once they are there.
+    """Return the oldest version that may sample a step's groups: its generation begins once that version is there.
 
     Args:
         step: from 1.
@@ -27,20 +27,20 @@ def oldest_version(step: int, most: int) -> int:
 
 
 def last_step_begun(done: int, most: int) -> int:
-    """The last step whose generation can have begun when so many steps are done."""
+    """Return the last step whose generation can have begun when `done` steps are done."""
     return done + 1 + most
 
 
 def steps_ahead(most: int, rollout_seconds: float, learning_seconds: float) -> int:
-    """How many steps generation should be ahead of the learner: as few as keep it from waiting, at least one.
+    """Return how many steps generation should be ahead of the learner: as few as keep it from waiting, at least one.
 
-    A rollout that is begun `a` steps ahead is wanted after the learning of `a` steps. To begin it any earlier than that
-    takes makes its weights older, and the learner no faster.
+    A rollout that begins `a` steps ahead is needed after the learning of `a` steps. To begin it earlier makes its
+    weights older and the learner no faster.
 
     Args:
         most: the greatest staleness that is allowed.
-        rollout_seconds: that a rollout takes; 0 where it is not known.
-        learning_seconds: that learning takes; 0 where it is not known.
+        rollout_seconds: time of a rollout; 0 if unknown.
+        learning_seconds: time of a step's learning; 0 if unknown.
     """
     if not rollout_seconds or not learning_seconds:
         return most

@@ -1,8 +1,8 @@
-"""The latency of this run's own instances, learnt from what its events say.
+"""The latency of a job's own instances, learnt from their events.
 
-A few numbers are regressed on what actors have done: steps, sequence-steps, context and prompt tokens against seconds.
-The table is the prior; outliers (a slow disk, a throttled GPU, a neighbour) count for little by Huber's weights; and
-what was learnt is used only while it has been the better forecaster, and so it is never worse than the table.
+A regression fits a few numbers to the work of actors: steps, sequence-steps, context and prompt tokens against seconds.
+The table is the prior. Huber's weights give outliers (a slow disk, a throttled GPU, a neighbour) little influence. The
+fit is used only while it has forecast better than the prior.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 from rlhfless_operator.planner.latency.linear import LinearLatency, non_negative_least_squares
 
 WINDOW = 256
-"""Observations that are kept."""
+"""Number of observations that are kept."""
 _PRIOR_WEIGHT = 0.3
 """Strength of the prior: a doubled parameter counts like an observation with this relative error."""
 _HUBER = 1.5
@@ -30,11 +30,11 @@ class Observation:
     """A stretch of one actor's work."""
 
     steps: float
-    """Decode steps: of a whole share without drafts, about the tokens of its longest response."""
+    """Number of decode steps. For a whole share without drafts, about the tokens of its longest response."""
     sequence_steps: float
-    """Sum over the steps of the sequences in each: the response tokens generated, without drafts."""
+    """Sum of the sequences in each step: the response tokens generated, without drafts."""
     context_tokens: float
-    """Sum over those of the context of each."""
+    """Sum of these sequences' contexts in each step."""
     prefill_tokens: float
     """Prompt tokens computed."""
     seconds: float
@@ -48,11 +48,11 @@ class Observation:
 
     @property
     def features(self) -> tuple[float, ...]:
-        """What the seconds are regressed on, in the order of the latency's parameters."""
+        """Return the regressors of the seconds, in the order of the latency's parameters."""
         return self.steps, self.sequence_steps, self.context_tokens, self.prefill_tokens, self.drafted_rows
 
     def forecast(self, latency: LinearLatency) -> float:
-        """Seconds that it should take by `latency`."""
+        """Return the seconds that it should take by `latency`."""
         return (
             latency.step_seconds * self.steps
             + latency.sequence_seconds * self.sequence_steps
@@ -63,10 +63,10 @@ class Observation:
 
 
 class Calibration:
-    """Learns a latency from observations.
+    """A latency learnt from observations.
 
     Args:
-        prior: where to start from: a table's or the roofline's latency.
+        prior: latency to start from: a table's or the roofline's.
     """
 
     def __init__(self, prior: LinearLatency) -> None:
@@ -78,17 +78,17 @@ class Calibration:
 
     @property
     def latency(self) -> LinearLatency:
-        """What has forecast best so far: the fit, or the prior while the fit has not been better."""
+        """The best forecaster so far: the fit, or the prior while the fit has not been better."""
         if len(self._prior_errors) < 3:
             return self.prior
         better = statistics.median(self._fitted_errors) < statistics.median(self._prior_errors)
         return self._fitted if better else self.prior
 
     def observe(self, *observations: Observation) -> None:
-        """Learn from stretches of work, one after another; both candidates forecast each first.
+        """Learn from stretches of work in their order, after both candidates have forecast each.
 
-        A fit takes milliseconds and a step has up to a thousand stretches: it is fitted after the first, the second,
-        the fourth and so on, and the last.
+        A fit takes milliseconds, and a step has up to a thousand stretches. So it is fitted after the first, the
+        second, the fourth and so on, and after the last.
         """
         for number, observation in enumerate(observations, start=1):
             for errors, candidate in ((self._prior_errors, self.prior), (self._fitted_errors, self._fitted)):
@@ -98,7 +98,7 @@ class Calibration:
                 self._fitted = self._fit()
 
     def state(self) -> dict[str, Any]:
-        """Everything that `from_state` needs, as JSON values."""
+        """Return everything that `from_state` needs, as JSON values."""
         return {
             "prior": asdict(self.prior),
             "observations": [list(asdict(each).values()) for each in self._observations],
@@ -108,7 +108,7 @@ class Calibration:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The calibration whose `state` this is."""
+        """Return the calibration with this `state`."""
         # States of versions that knew no drafted rows have none.
         prior = {"draft_seconds": state["prior"]["sequence_seconds"], **state["prior"]}
         calibration = cls(LinearLatency(**prior))
@@ -120,7 +120,7 @@ class Calibration:
         return calibration
 
     def _fit(self) -> LinearLatency:
-        """Iteratively reweighted least squares on relative errors, each parameter in units of its prior."""
+        """Fit by iteratively reweighted least squares on relative errors, each parameter in units of its prior."""
         scale = np.array(
             [
                 self.prior.step_seconds,

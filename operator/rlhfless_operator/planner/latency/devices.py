@@ -1,4 +1,4 @@
-"""What instances are like on GPUs that are named: the shape of the model, latency, memory, and the work of a step."""
+"""Instances on named GPUs: the shape of the model, latency, memory, and the stages' seconds for each token."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +19,12 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a dense decoder with gated feed-forward layers, counted from its configuration.
+    """Return the shape of a dense decoder with gated feed-forward layers, counted from its configuration.
 
     Keys and values count for every token of the context, also in layers whose attention has a window.
 
     Raises:
-        ValueError: it is another kind of model, or the configuration does not say all of it.
+        ValueError: it is another kind of model, or its configuration is incomplete.
     """
     config = config.get("text_config") or config
     experts = next((field for field in _EXPERTS if config.get(field)), None)
@@ -43,12 +43,12 @@ def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
 
 
 def _is_gemma(config: Mapping[str, Any]) -> bool:
-    """Whether the family's configurations leave out that embeddings are tied, since they always are."""
+    """Return whether the model is of a family whose configurations leave out that embeddings are always tied."""
     return str(config.get("model_type", "")).startswith("gemma")
 
 
 def find_profile(model: ModelShape, gpu: str, gpus: int, *, startup_seconds: float) -> InstanceProfile:
-    """Return an instance of a GPU by name, with measured latencies if there are some.
+    """Return the profile of an instance with GPUs of this name, with measured latencies if there are any.
 
     Raises:
         ValueError: for an unknown GPU, or a model that does not fit.
@@ -62,20 +62,20 @@ def find_profile(model: ModelShape, gpu: str, gpus: int, *, startup_seconds: flo
 
 
 def is_measured(model: ModelShape, gpu: str, gpus: int) -> bool:
-    """Whether latencies were measured, rather than computed from the data sheet."""
+    """Return whether latencies were measured, rather than computed from the data sheet."""
     return (gpu, model.name, gpus) in MEASURED
 
 
 def preparation_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: int) -> float:
-    """Seconds of so many forward passes for each token."""
+    """Return the seconds of `passes` forward passes for each token."""
     return passes * 2 * model.parameters / (gpus * GPUS[gpu].flops * PREPARATION_UTILISATION)
 
 
 def learning_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: float) -> float:
-    """Seconds of so many forward and backward passes for each token; a forward pass alone is a third of one."""
+    """Return the seconds of `passes` forward and backward passes for each token; a forward pass alone is a third."""
     return passes * 6 * model.parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)
 
 
 def state_move_seconds(model: ModelShape, gpu: str, gpus: int) -> float:
-    """Seconds in which the learner's state goes from its GPUs to the host's memory, or back."""
+    """Return the seconds to copy the learner's state from its GPUs to the host's memory, or back."""
     return STATE_BYTES * model.parameters / (gpus * GPUS[gpu].host_bandwidth * HOST_UTILISATION)

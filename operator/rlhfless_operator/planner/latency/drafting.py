@@ -1,9 +1,9 @@
-"""What drafting brings: tokens a pass by how many are drafted, and the pace of an instance that drafts as many as pay.
+"""The gain of drafting: tokens a pass by the number drafted, and the pace of an instance that drafts as many as pay.
 
 A pass with j drafted tokens for each sequence gives 1 + f(j) tokens a sequence on average, and computes j rows more.
-Counted in *rounds*, in each of which every sequence gains one token, that is again a linear model: all seconds of a
-pass divided by 1 + f(j). An engine drafts as many as make a round shortest, so its rounds take the least of a few
-linear models. docs/research/planner.md says what that does to plans and bounds.
+In a *round* every sequence gains one token. Counted in rounds, the pass is again a linear model: all of its seconds
+divided by 1 + f(j). An engine drafts the number that makes a round shortest, so its rounds take the least of a few
+linear models. docs/research/planner.md derives the effect on plans and bounds.
 """
 
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ from rlhfless_operator.planner.latency.linear import LinearLatency
 Floats = NDArray[np.float64]
 
 LONGEST_DRAFT = 16
-"""Tokens drafted for a sequence in a pass, at most, where nothing else is known."""
+"""Most tokens drafted for a sequence in a pass, if nothing else is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """How often there is something to draft, and how often it is right."""
+    """The frequency of drafts, and the chance that they are right."""
 
     coverage: float
-    """Share of a sequence's passes in which there is something to draft for it."""
+    """Share of a sequence's passes in which tokens can be drafted for it."""
     acceptance: float
     """Chance that a drafted token is right if all those before it were."""
     longest: int = LONGEST_DRAFT
-    """Tokens drafted for a sequence in a pass, at most."""
+    """Most tokens drafted for a sequence in a pass."""
 
     def __post_init__(self) -> None:
         for name in ("coverage", "acceptance"):
@@ -38,23 +38,23 @@ class Drafts:
             raise ValueError(f"longest is {self.longest}: a draft has at least 1 token")
 
     def tokens(self, drafted: int) -> float:
-        """Tokens that a sequence gains in a pass, on average, if so many are drafted where there is something to."""
+        """Return the mean tokens that a sequence gains in a pass, if `drafted` are drafted whenever there are any."""
         return 1 + self.coverage * sum(self.acceptance**number for number in range(1, drafted + 1))
 
     def rows(self, drafted: int) -> float:
-        """Rows that they add to a pass for each sequence, on average."""
+        """Return the mean rows that `drafted` tokens add to a pass for each sequence."""
         return self.coverage * drafted
 
 
 @dataclass(frozen=True)
 class DraftedLatency:
-    """The pace of an instance that drafts as many tokens as make its rounds shortest: a `Latency` of rounds."""
+    """The pace of an instance that drafts the best number of tokens for its rounds: a `Latency` of rounds."""
 
     plain: LinearLatency
-    """Of passes; its `draft_seconds` are those of a drafted row."""
+    """Latency of passes; its `draft_seconds` are those of a drafted row."""
     drafts: Drafts
     lines: tuple[LinearLatency, ...] = field(init=False, repr=False)
-    """[tokens drafted, from 0 on] rounds with so many."""
+    """[tokens drafted, from 0 on] Latency of rounds with this number."""
     _columns: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,26 +70,26 @@ class DraftedLatency:
 
     @property
     def tokens(self) -> tuple[float, ...]:
-        """[tokens drafted, from 0 on] Tokens that a sequence gains in a pass, on average."""
+        """[tokens drafted, from 0 on] Mean tokens that a sequence gains in a pass."""
         return tuple(map(self.drafts.tokens, range(self.drafts.longest + 1)))
 
     def at(self, batch: float, context: float) -> LinearLatency:
-        """Rounds with the number of drafts that is best for `batch` sequences with a mean context of so many tokens.
+        """Return the latency with the best number of drafts for `batch` sequences with a mean context of `context`.
 
-        No batch takes longer by any of `lines` than it does, so each is a forecast on the safe side.
+        The instance takes no batch longer than any of `lines` says, so each of them is a forecast on the safe side.
         """
         step, sequence, per_token = self._columns
         return self.lines[int((step + batch * (sequence + per_token * context)).argmin())]
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """Seconds of one round of `batch` sequences with a mean context of `context` tokens."""
+        """Return the seconds of one round of `batch` sequences with a mean context of `context` tokens."""
         return self.at(batch, context).decode_seconds(batch, context)
 
     def round_seconds(self, batch: Floats, contexts: Floats) -> Floats:
-        """Seconds of rounds, elementwise.
+        """Return the seconds of rounds, elementwise.
 
         Args:
-            batch: sequences.
+            batch: number of sequences.
             contexts: tokens in the contexts of all of them.
         """
         step, sequence, per_token = self._columns[:, :, None]
@@ -98,7 +98,7 @@ class DraftedLatency:
 
 
 def drafted_line(plain: LinearLatency, drafts: Drafts, drafted: int) -> LinearLatency:
-    """Rounds of an instance that always drafts so many tokens for each sequence for which there are any."""
+    """Return the latency of rounds of an instance that drafts `drafted` tokens for a sequence whenever it can."""
     tokens = drafts.tokens(drafted)
     rows = drafts.rows(drafted) * plain.draft_seconds
     return LinearLatency(

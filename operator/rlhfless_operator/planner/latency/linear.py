@@ -1,4 +1,4 @@
-"""How long an instance takes: the linear model that plans are made with, and the tables that it is fitted to."""
+"""The latency of an instance: the linear model that plans use, and the tables that it is fitted to."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,32 +12,32 @@ Floats = NDArray[np.float64]
 
 
 class Latency(Protocol):
-    """How long rounds take, in each of which every sequence of a batch gains a token.
+    """The time of rounds. In a round every sequence of a batch gains a token.
 
-    Without drafts a round is a decode step, and linear (`LinearLatency`). With them it is the least of a few linear
-    models (`drafting.DraftedLatency`).
+    Without drafts a round is a decode step, and linear (`LinearLatency`). With drafts it takes the least of a few
+    linear models (`drafting.DraftedLatency`).
     """
 
     @property
     def lines(self) -> Sequence["LinearLatency"]:
-        """The linear models of which the least holds."""
+        """The linear models; the least of them holds."""
 
     @property
     def tokens(self) -> Sequence[float]:
-        """[lines] Tokens that a sequence gains in a decode step, on average."""
+        """[lines] Mean tokens that a sequence gains in a decode step."""
 
     @property
     def prefill_token_seconds(self) -> float:
         """Seconds for each prompt token."""
 
     def at(self, batch: float, context: float) -> "LinearLatency":
-        """The linear model that holds for `batch` sequences with a mean context of `context` tokens."""
+        """Return the linear model that holds for `batch` sequences with a mean context of `context` tokens."""
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """Seconds of one round of `batch` sequences with a mean context of `context` tokens."""
+        """Return the seconds of one round of `batch` sequences with a mean context of `context` tokens."""
 
     def round_seconds(self, batch: Floats, contexts: Floats) -> Floats:
-        """Seconds of rounds, elementwise, by sequences and by the tokens in the contexts of all of them."""
+        """Return the seconds of rounds, elementwise: by sequences and by the tokens in all their contexts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +67,41 @@ class LinearLatency:
             raise ValueError("step_seconds is 0 and so are the others: decoding takes some time")
 
     def decode_seconds(self, batch: int, context: float) -> float:
-        """Seconds of one decode step of `batch` sequences with a mean context of `context` tokens."""
+        """Return the seconds of one decode step of `batch` sequences with a mean context of `context` tokens."""
         return self.step_seconds + batch * (self.sequence_seconds + self.context_seconds * context)
 
     @property
     def lines(self) -> tuple["LinearLatency", ...]:
-        """Itself: see `DraftedLatency`."""
+        """Only this model; see `DraftedLatency`."""
         return (self,)
 
     @property
     def tokens(self) -> tuple[float, ...]:
-        """A sequence gains one in a decode step."""
+        """One: the token that a sequence gains in a decode step."""
         return (1.0,)
 
     def at(self, batch: float, context: float) -> "LinearLatency":
-        """The linear model that holds for such a batch: itself."""
+        """Return this model: it holds for every batch."""
         return self
 
     def round_seconds(self, batch: Floats, contexts: Floats) -> Floats:
-        """Seconds of decode steps, elementwise.
+        """Return the seconds of decode steps, elementwise.
 
         Args:
-            batch: sequences.
+            batch: number of sequences.
             contexts: tokens in the contexts of all of them.
         """
         seconds: Floats = self.step_seconds + self.sequence_seconds * batch + self.context_seconds * contexts
         return seconds
 
     def sequence_work(self, context: float, tokens: float) -> float:
-        """Seconds that a sequence adds to its batch while it grows by `tokens` from a context of `context` tokens."""
+        """Return the seconds that a sequence adds to its batch while it grows by `tokens` from `context` tokens."""
         return self.sequence_seconds * tokens + self.context_seconds * tokens * (context + tokens / 2)
 
 
 @dataclass(frozen=True)
 class DecodeTable:
-    """Seconds of a decode step on a grid of batch sizes and mean contexts, as measured or as computed."""
+    """Seconds of a decode step on a grid of batch sizes and mean contexts, measured or computed."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -111,9 +111,9 @@ class DecodeTable:
     """Seconds for each prompt token."""
 
     def linear(self) -> LinearLatency:
-        """The linear model with the least relative error on the grid, each parameter at least 0.
+        """Return the linear model with the least relative error on the grid, each parameter at least 0.
 
-        A drafted row is taken to cost the arithmetic that a sequence does.
+        A drafted row is assumed to cost the arithmetic of a sequence.
         """
         rows = [
             (1.0, float(batch), float(batch * context), seconds)
@@ -128,7 +128,7 @@ class DecodeTable:
 
 @dataclass(frozen=True)
 class InstanceProfile:
-    """Everything that a forecast has to know of one kind of instance."""
+    """Everything that a forecast needs about one kind of instance."""
 
     latency: Latency
     gpus: int
@@ -138,11 +138,11 @@ class InstanceProfile:
     startup_seconds: float
     """From asking for a warm pod to a ready server with weights of some version."""
     weight_load_seconds: float
-    """Loading the next weights version."""
+    """To load the next version of the weights."""
 
 
 def non_negative_least_squares(matrix: Floats, target: Floats) -> tuple[float, ...]:
-    """The x ≥ 0 that minimises |matrix · x − target|, for a few columns: the best of all choices of free columns."""
+    """Return the x ≥ 0 that minimises |matrix · x − target|, for a few columns: the best choice of free columns."""
     columns = matrix.shape[1]
     scale = np.sqrt((matrix * matrix).sum(axis=0))
     scale[scale == 0] = 1.0

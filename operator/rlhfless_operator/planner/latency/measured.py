@@ -167,4 +167,4 @@ MEASURED: dict[tuple[str, str, int], DecodeTable] = {
         prefill_token_seconds=3.849e-05,
     ),
 }
-"""By GPU, model and GPUs of an instance: seconds of a decode step."""
+"""Seconds of a decode step by GPU, model and number of GPUs of an instance."""

@@ -2,7 +2,7 @@
 
 A decode step takes the longer of reading (weights and KV cache) and arithmetic, each at the part of the peak that
 engines reach: max(2·P·b / (F·mfu), (W + b·context·kv) / (B·mbu)) plus a constant. On one GPU that is within a third of
-what was measured; with tensor parallelism it is optimistic for large batches, since messages count as small.
+the measurements. With tensor parallelism it is optimistic for large batches, because all messages count as small.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ DECODE_UTILISATION = 0.6
 PREFILL_UTILISATION = 0.68
 """Part of the peak arithmetic that prefill reaches; published figures are 0.64 to 0.73."""
 STEP_OVERHEAD_SECONDS = 0.5e-3
-"""Scheduling, sampling and kernel launches of a step."""
+"""Time of a step's scheduling, sampling and kernel launches."""
 HOP_SECONDS = 12e-6
-"""One all-reduce of a small message within a node; a layer has two."""
+"""Time of one all-reduce of a small message within a node; a layer has two."""
 RESERVED = 0.12
 """Part of a GPU's memory that is neither weights nor KV cache."""
 LOAD_BYTES_PER_SECOND = 4e9
-"""Weights from the store or a relay into one GPU."""
+"""Rate at which weights go from the store or a relay into one GPU."""
 HOST_UTILISATION = 0.8
-"""Part of the link's peak that copies between a GPU and pinned memory of its host reach."""
+"""Part of the link's peak that copies between a GPU and its host's pinned memory reach."""
 
 _BATCHES = (1, 8, 32, 64, 128, 256)
 _CONTEXTS = (128, 512, 2048, 8192)
@@ -47,7 +47,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What latency depends on in a dense model."""
+    """The sizes of a dense model on which latency depends."""
 
     name: str
     parameters: float
@@ -74,7 +74,7 @@ MODELS = {model.name: model for model in (QWEN_3B, QWEN_7B, LLAMA_70B)}
 
 
 def roofline(model: ModelShape, gpu: Gpu, gpus: int) -> DecodeTable:
-    """Decode and prefill of `model` on `gpus` GPUs with tensor parallelism, on the usual grid."""
+    """Return the decode and prefill times of `model` on `gpus` GPUs with tensor parallelism, on the usual grid."""
     hops = 2 * model.layers * HOP_SECONDS if gpus > 1 else 0.0
 
     def step(batch: int, context: int) -> float:
@@ -91,7 +91,7 @@ def roofline(model: ModelShape, gpu: Gpu, gpus: int) -> DecodeTable:
 
 
 def kv_tokens(model: ModelShape, gpu: Gpu, gpus: int) -> int:
-    """Tokens that fit in the KV cache beside the weights.
+    """Return the tokens that fit in the KV cache beside the weights.
 
     Raises:
         ValueError: if the weights leave no room; the message names the least number of GPUs.
@@ -110,7 +110,7 @@ def kv_tokens(model: ModelShape, gpu: Gpu, gpus: int) -> int:
 def profile(
     model: ModelShape, gpu: Gpu, gpus: int, *, startup_seconds: float, table: DecodeTable | None = None
 ) -> InstanceProfile:
-    """An instance of `gpus` GPUs that serves `model`; its latency from `table` if there is one."""
+    """Return the profile of an instance of `gpus` GPUs that serves `model`, with the latency of `table` if given."""
     return InstanceProfile(
         latency=(table or roofline(model, gpu, gpus)).linear(),
         gpus=gpus,

@@ -1,7 +1,7 @@
-"""Where unfinished samples are, and when they go elsewhere: one state machine fed with events.
+"""The state machine of a step's unfinished samples: it is fed with events, and says which samples go elsewhere.
 
-A chosen cut, a lost instance and a repack are one thing: the samples of an actor that are not finished, with the tokens
-that they have, become somebody else's. When that is worth it is up to a rule (migration_rules.py).
+A chosen cut, a lost instance and a repack are one thing: an actor's unfinished samples, with their tokens so far, go to
+another actor. A rule (`rules`) decides when that is worth its cost.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,28 +22,28 @@ class Unfinished:
     tokens: int = 0
     """Response tokens so far."""
     remaining: float = 0.0
-    """Response tokens still expected, as of the last time that a rule was due."""
+    """Response tokens still expected, as of the last assessment."""
     risk: float = 0.0
-    """Chance that it is a runaway and goes on to the longest response, as of then."""
+    """Chance that it is a runaway and goes on to the longest response, as of the last assessment."""
     assessed_at: int = -1
-    """Its tokens then."""
+    """Its tokens at the last assessment."""
     moves: int = 0
-    """How often it has been moved by choice."""
+    """Number of times that it was moved by choice."""
 
     @property
     def context(self) -> int:
-        """Tokens whose keys and values an instance must have to go on with it."""
+        """Number of tokens whose keys and values an instance needs to go on with it."""
         return self.prompt_tokens + self.tokens
 
 
 @dataclass
 class Actor:
-    """What is known of an actor."""
+    """An actor with its unfinished samples."""
 
     name: str
     samples: dict[Key, Unfinished] = field(default_factory=dict)
     total: int = 0
-    """Samples that it was given at first."""
+    """Number of samples that it was given, less those moved away."""
     finished: int = 0
     peak_context: int = 0
     """Most tokens that its samples have had at a time."""
@@ -55,7 +55,7 @@ class Actor:
 
     @property
     def risk(self) -> float:
-        """Runaways among its samples: an expected number."""
+        """Expected number of runaways among its samples."""
         return sum(sample.risk for sample in self.samples.values())
 
     @property
@@ -65,17 +65,17 @@ class Actor:
 
     @property
     def context(self) -> int:
-        """Tokens in the context of its samples."""
+        """Tokens in the contexts of all its samples."""
         return sum(sample.context for sample in self.samples.values())
 
     def work(self, latency: LinearLatency) -> float:
-        """Seconds that its samples add to its remaining time besides the steps' constant."""
+        """Return the seconds that its samples add to its remaining time, besides the steps' constant."""
         return sum(latency.sequence_work(sample.context, sample.remaining) for sample in self.samples.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Unfinished samples that become another actor's. A source that keeps none is released."""
+    """Unfinished samples that go to another actor. A source that keeps none is released."""
 
     source: str
     samples: tuple[Key, ...]
@@ -84,25 +84,27 @@ class Move:
 
 
 class Rule(Protocol):
-    """When to cut which actors. A rule keeps what it must remember of one step in itself."""
+    """A rule that decides when to cut which actors. It keeps its own state of one step."""
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether there may be anything to decide at `now`: a cheap question, asked before what is expected of each
-        sample is worked out."""
+        """Return whether there may be anything to decide at `now`.
+
+        It must be cheap: it is asked before the samples are assessed.
+        """
         ...
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        """Moves that are worth it at `now`, seconds; `actors` have unfinished samples."""
+        """Return the moves that are worth their cost at `now`, in seconds; `actors` have unfinished samples."""
         ...
 
 
 class Migration:
-    """Follows the actors of one step.
+    """The actors of one step, with their unfinished samples and the moves between them.
 
     Args:
-        rule: decides on chosen cuts; None for never.
+        rule: decides on chosen cuts; None for no cuts.
         outlook: (sample, tokens so far) → response tokens still expected, and the chance of a runaway.
-        max_moves: how often one sample may be moved by choice. Lost actors do not count.
+        max_moves: most times that a sample is moved by choice. Lost actors do not count.
     """
 
     def __init__(
@@ -121,14 +123,15 @@ class Migration:
         return self._actors
 
     def assigned(self, actor: str, prompt_tokens: Mapping[Key, int]) -> None:
-        """An actor has been given samples that no other actor holds."""
+        """Record that an actor has been given samples that no other actor holds."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, tokens in prompt_tokens.items():
             view.samples[key] = Unfinished(tokens)
         view.total += len(prompt_tokens)
 
     def progressed(self, actor: str, tokens: Mapping[Key, int]) -> None:
-        """Response tokens that some of an actor's samples have by now; of samples it no longer holds, nothing."""
+        """Record the response tokens that some of an actor's samples have by now. Samples that it no longer holds are
+        ignored."""
         view = self._actors.get(actor)
         if view is None:
             return
@@ -139,7 +142,7 @@ class Migration:
         view.peak_context = max(view.peak_context, view.context)
 
     def finished(self, actor: str, keys: Sequence[Key]) -> None:
-        """Some of an actor's samples are complete; an actor with none left is forgotten."""
+        """Record that some of an actor's samples are complete. An actor with none left is removed."""
         view = self._actors.get(actor)
         if view is None:
             return
@@ -150,12 +153,15 @@ class Migration:
             del self._actors[actor]
 
     def lost(self, actor: str) -> Move | None:
-        """An actor's stream has ended too early: what it held needs a new actor. None if it held nothing."""
+        """Remove an actor whose stream ended too early, and return the move of its samples to a new actor.
+
+        None if it held no samples.
+        """
         view = self._actors.pop(actor, None)
         return Move(actor, tuple(view.samples), None) if view is not None and view.samples else None
 
     def decide(self, now: float) -> list[Move]:
-        """The moves to make now. They take effect in this machine when `moved` is called."""
+        """Return the moves to make now. They take effect here when `moved` is called."""
         actors = self._actors.values()
         if self._rule is None or not actors or not self._rule.due(actors, now):
             return []
@@ -168,7 +174,7 @@ class Migration:
         ]
 
     def assess(self) -> None:
-        """Work out what is expected of every sample by now."""
+        """Update the remaining tokens and the risk of every sample that has new tokens."""
         for actor in self._actors.values():
             for key, sample in actor.samples.items():
                 if sample.assessed_at != sample.tokens:
@@ -176,7 +182,7 @@ class Migration:
                     sample.assessed_at = sample.tokens
 
     def moved(self, move: Move, destination: str) -> None:
-        """A chosen move has been made."""
+        """Record that a chosen move has been made."""
         source = self._actors[move.source]
         target = self._actors.setdefault(destination, Actor(destination))
         for key in move.samples:
@@ -190,7 +196,7 @@ class Migration:
         target.peak_context = max(target.peak_context, target.context)
 
     def resumed(self, actor: str, samples: Mapping[Key, tuple[int, int]]) -> None:
-        """A new actor goes on with a lost one's samples, (prompt tokens, response tokens kept) each."""
+        """Record that a new actor goes on with a lost one's samples: (prompt tokens, response tokens kept) each."""
         view = self._actors.setdefault(actor, Actor(actor))
         for key, (prompt_tokens, tokens) in samples.items():
             view.samples[key] = Unfinished(prompt_tokens, tokens)

@@ -1,4 +1,4 @@
-"""When migration is worth it: the rules of RLHFless and Laminar, and ours."""
+"""Rules that decide when migration is worth its cost: those of RLHFless and Laminar, and ours."""
 
 import heapq
 import math
@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 class ActorRatio:
     """RLHFless: an actor that has finished the share τ of its samples is cut (arXiv 2602.22718, cut-and-migrate).
 
-    What is left goes, sample by sample, to the actor with the most free slots; with too few free slots it stays.
+    Each of its unfinished samples goes to the actor with the most free slots. If too few slots are free, all stay.
     """
 
     ratio: float
@@ -30,11 +30,11 @@ class ActorRatio:
         check_ratio(self.ratio)
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether an actor is past τ."""
+        """Return whether an actor is past τ."""
         return len(actors) > 1 and any(actor.finished >= self.ratio * actor.total for actor in actors)
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        """Cut every actor past τ while others have room."""
+        """Cut every actor past τ, the one with the fewest samples first, while others have room."""
         moves = []
         free = {actor.name: self.slots - len(actor.samples) for actor in actors}
         receivers: set[str] = set()
@@ -58,20 +58,20 @@ class ActorRatio:
 
 @dataclass
 class Repack:
-    """Laminar: every few seconds, actors on their way down are emptied, best-fit, into the fullest that has room."""
+    """Laminar: every few seconds, each actor whose load falls is emptied into the fullest one that has room."""
 
     roofline_batch: int
-    """Requests below which a decode step is bound by the reading of the weights."""
+    """Number of requests below which reading the weights bounds a decode step."""
     kv_tokens: float = math.inf
     period: float = 5.0
     last: float = 0.0
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether a period has passed."""
+        """Return whether a period has passed."""
         return len(actors) > 1 and now - self.last >= self.period
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        """Repack, once a period."""
+        """Repack once a period."""
         if not self.due(actors, now):
             return []
         self.last = now
@@ -101,39 +101,39 @@ class Repack:
 
 @dataclass
 class Saving:
-    """Ours: an actor is emptied when the instance-seconds that this saves exceed what it costs.
+    """Ours: an actor is emptied when that saves more instance-seconds than it costs.
 
-    Two actors with r and s ≤ r steps to go decode apart in step·(r + s) + work, together in step·r + work: emptying
-    one saves step·s. It costs the prefill of the moved contexts, a pause, and, where the receiver
-    must be cut too, the prefill of its contexts; and the receiver ends later, which is charged where it then ends
-    after everybody else. Where it may hold a runaway that has not shown itself, it may well be the last.
+    Two actors with r and s ≤ r steps to go decode apart in step·(r + s) + work, and together in step·r + work. So to
+    empty one saves step·s. It costs the prefill of the moved contexts and a pause. If the receiver must be cut too, it
+    also costs the prefill of the receiver's contexts. The receiver ends later, and this delay is charged if it then
+    ends after all others. A receiver that may hold an undetected runaway is likely to be the last.
     """
 
     latency: Latency
     slots: int
     kv_tokens: float = math.inf
     longest: int = 0
-    """Length at which runaways end; 0 where there are none."""
+    """Length at which runaways end; 0 if there are none."""
     time_price: float = 1.0
     """Instance-seconds that a second of the step is worth."""
     pause_seconds: float = 0.5
-    """Lost by every chosen cut: closing a stream, a request, admission."""
+    """Seconds that every chosen cut loses: the end of a stream, a request, admission."""
     restarts_receiver: bool = True
-    """Whether the receiver is cut as well, since an instance takes one request at a time."""
+    """Whether the receiver is cut as well, because an instance takes one request at a time."""
     hysteresis: float = 1.0
-    """The saving must exceed the cost by this ratio of the cost."""
+    """Ratio of the cost by which the saving must exceed the cost."""
     period: float = 1.0
-    """Least time between two looks."""
+    """Least seconds between two decisions."""
     last: float = -math.inf
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether a period has passed, and any two actors fit one."""
+        """Return whether a period has passed and any two actors fit on one instance."""
         if now - self.last < self.period or len(actors) < 2:
             return False
         return sum(heapq.nsmallest(2, (len(actor.samples) for actor in actors))) <= self.slots
 
     def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        """Empty actors, the one with the least to move first, while that pays."""
+        """Empty actors while that pays, the one with the least to move first."""
         if not self.due(actors, now):
             return []
         self.last = now
@@ -161,14 +161,14 @@ class Saving:
         return moves
 
     def _cost(self, fleet: "_Fleet", source: int, receivers: Flags) -> Floats:
-        """[actors] Seconds that each loses as the receiver; what it loses once it has lost already."""
+        """Return the seconds that each actor loses as the receiver [actors]; a receiver is restarted only once."""
         own = self.pause_seconds + (self.latency.prefill_token_seconds * fleet.context if self.restarts_receiver else 0)
         moved = self.latency.prefill_token_seconds * fleet.context[source]
         cost: Floats = moved + np.where(receivers, 0.0, own)
         return cost
 
     def _gain(self, fleet: "_Fleet", source: int, horizon: float, cost: Floats) -> Floats:
-        """[actors] Instance-seconds that are gained if each is the receiver."""
+        """Return the instance-seconds that are gained if each actor is the receiver [actors]."""
         saving = fleet.step_seconds * np.minimum(fleet.rounds, fleet.rounds[source])
         later = np.maximum(0.0, fleet.seconds_with(source, cost) - horizon)
         gain: Floats = saving - (1 + self.hysteresis) * cost - self.time_price * later
@@ -176,7 +176,7 @@ class Saving:
 
 
 class _Fleet:
-    """The actors as columns: what each has to go, as moves are made."""
+    """The actors as columns: the work left of each, updated with every move."""
 
     def __init__(self, actors: Sequence[Actor], latency: LinearLatency, longest: int) -> None:
         self.step_seconds = latency.step_seconds
@@ -191,17 +191,17 @@ class _Fleet:
         self.present: Flags = np.ones(len(actors), dtype=bool)
 
     def seconds(self) -> Floats:
-        """[actors] Time to the end of each."""
+        """Return the seconds to the end of each actor [actors]."""
         return self._seconds(self.rounds, self._worst, self._risk, self._work)
 
     def seconds_with(self, source: int, cost: Floats) -> Floats:
-        """[actors] The same with what one of them holds, received at a cost."""
+        """Return the seconds to the end of each actor if it receives the samples of `source` at a cost [actors]."""
         rounds = np.maximum(self.rounds, self.rounds[source])
         worst = np.maximum(self._worst, self._worst[source])
         return self._seconds(rounds, worst, self._risk + self._risk[source], self._work + self._work[source] + cost)
 
     def join(self, source: int, target: int, cost: float) -> None:
-        """Give all that one holds to another."""
+        """Give all samples of one actor to another."""
         self.rounds[target] = max(self.rounds[target], self.rounds[source])
         self._worst[target] = max(self._worst[target], self._worst[source])
         self._risk[target] += self._risk[source]
@@ -217,13 +217,15 @@ class _Fleet:
 
 
 def _line_of(latency: Latency, actors: Sequence[Actor]) -> LinearLatency:
-    """The linear model of rounds that holds for the actors as they are. Together they draft less, and emptying one
-    saves no less than it says."""
+    """Return the linear model of rounds for the actors as they are.
+
+    Together they would draft less. So to empty one saves at least as much as this model says.
+    """
     samples = sum(len(actor.samples) for actor in actors)
     return latency.at(samples / len(actors), sum(actor.context for actor in actors) / max(1, samples))
 
 
 def check_ratio(ratio: float) -> None:
-    """Raise ValueError for a share τ that is none."""
+    """Raise ValueError if the share τ is not a share."""
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio is {ratio}: τ is between 0 and 1; the nearest is {min(1, max(0, ratio))}")

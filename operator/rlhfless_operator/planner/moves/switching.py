@@ -1,10 +1,10 @@
-"""When an actor goes on with newer weights in the middle of its responses. Pure."""
+"""The switch of an actor to newer weights in the middle of its responses. Pure."""
 
 from rlhfless_operator.planner.latency.linear import Latency
 from rlhfless_operator.planner.moves.migration import Actor
 
 COST_SHARE = 0.1
-"""Most of the time that an actor has left which a switch may cost."""
+"""Largest share of an actor's time left that a switch may cost."""
 
 
 def is_worth_switching(
@@ -15,17 +15,17 @@ def is_worth_switching(
     *,
     cost_share: float = COST_SHARE,
 ) -> bool:
-    """Whether an actor has enough left to decode with newer weights.
+    """Return whether an actor has enough left to decode with newer weights.
 
-    A switch costs a pause and the prefill of the contexts. The actor switches if that is at most a tenth of what its
-    responses are expected to take from here on.
+    A switch costs a pause and the prefill of the contexts. The actor switches if that is at most `cost_share` of the
+    time that its responses are expected to take from here on.
 
     Args:
-        actor: what it holds, with what is expected of each sample (`Migration.assess`).
+        actor: the actor, with its samples assessed (`Migration.assess`).
         latency: of its instance.
-        pause_seconds: closing the stream, a new request, and loading the weights.
-        prefill_tokens: whose keys and values are computed anew; by default those of all contexts.
-        cost_share: most of the time left that the switch may cost.
+        pause_seconds: to end the stream, make a new request and load the weights.
+        prefill_tokens: number of tokens whose keys and values are computed anew; by default all contexts.
+        cost_share: largest share of the time left that the switch may cost.
     """
     if not actor.samples:
         return False

@@ -10,6 +10,6 @@ is their *holder*, and so is its job. A *turn* is the time for which a task, or 
   costs a drain and a start. Where that is dear, a job has a turn of many tasks: `whole_gpus`. The instances of the jobs
   whose turn it is share the slots: `sharing`.
 
-In both, `contention` tells a job's plans what the other jobs want, and `decayed_sum` keeps what a job had lately.
+In both, `contention` tells a job's plans how much the other jobs want, and `decayed_sum` keeps the use of a job lately.
 `placement` says where pods go.
 """

@@ -1,9 +1,9 @@
-"""How much of a pool other jobs want, and what that does to a job's plans.
+"""The demand of other jobs in a pool, and its effect on a job's plans.
 
-A plan weighs the seconds of a step against its GPU-seconds. The seconds are those that the step takes if its tasks get
-GPUs at once. Where other jobs want the GPUs, tasks wait, and a step takes as long as the GPUs have work for. If all
-jobs plan alike, its seconds are in proportion to its GPU-seconds. Actors that can't work at the same time bring nothing
-and cost something: each reads the weights for every token of its longest response, where one actor would do so once.
+A plan weighs the seconds of a step against its GPU-seconds. The seconds assume that the step's tasks get GPUs at once.
+If other jobs want the GPUs, tasks wait, and a step takes as long as the GPUs have work. If all jobs plan alike, its
+seconds are then in proportion to its GPU-seconds. Actors that can't work at the same time gain nothing and cost more:
+each reads the weights for every token of its longest response, where one actor would do so once.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from rlhfless_operator.planner.pools.decayed_sum import DecayedSum
 
 _HALF_LIFE_SECONDS = 600.0
-"""Demand counts half after this time: longer than most steps, whose stages want different numbers of GPUs."""
+"""Time after which demand counts half. It is longer than most steps, whose stages want different numbers of GPUs."""
 _ASSUMED_SECONDS = 30.0
-"""How long a job has to be watched until what it does counts as much as what is assumed of it."""
+"""Time after which a job's observed demand counts as much as the assumed one."""
 
 
 class Demand:
-    """The GPUs that one job wants, on average of late: those of its tasks that work or wait for GPUs.
+    """The GPUs that one job has wanted lately, on average: those of its tasks that work or wait for GPUs.
 
     Args:
         now: monotonic seconds.
@@ -31,15 +31,15 @@ class Demand:
         self._assumed_seconds = DecayedSum(_HALF_LIFE_SECONDS, now, _ASSUMED_SECONDS)
 
     def change(self, gpus: int, now: float) -> None:
-        """Record that the job wants so many GPUs more from now on; fewer if the number is negative."""
+        """Record that the job wants `gpus` more GPUs from now on, or fewer if the number is negative."""
         self._until(now)
         self._gpus += gpus
 
     def mean(self, assumed: float, now: float) -> float:
-        """Return the GPUs that it has wanted on average.
+        """Return the mean number of GPUs that it has wanted.
 
         Args:
-            assumed: GPUs that it is taken to want as long as little was seen of it.
+            assumed: GPUs that it is assumed to want while it has not been observed for long.
         """
         seconds, gpu_seconds, assumed_seconds = self._until(now)
         return (gpu_seconds + assumed * assumed_seconds) / (seconds + assumed_seconds)
@@ -50,22 +50,22 @@ class Demand:
 
 @dataclass(frozen=True)
 class Contention:
-    """What other jobs leave of a pool."""
+    """The part of a pool that other jobs leave."""
 
     wanted: float = 0.0
-    """The share of its GPU time that they want, from 0 to 1: how likely it is that a GPU which a job takes is one that
+    """Share of the pool's GPU time that they want, from 0 to 1: the chance that a GPU which a job takes is one that
     another job works on or waits for."""
     actors: int | None = None
-    """Instances of generation that the job can count on at a time: those for which the others leave GPUs, and at least
-    those of its fair part; None if no other job wants GPUs."""
+    """Number of generation instances that the job can count on at a time: those for which the others leave GPUs, and at
+    least those of its fair part. None if no other job wants GPUs."""
 
     def cost_weight(self, cost_weight: float) -> float:
-        """λ of the job's plans, given its own.
+        """Return the λ of the job's plans, given its own.
 
-        With T the seconds of a step that waits for no GPU, C its GPU-seconds and q what others want, a step takes,
-        against the least, (1 − q) · T/T* + q · C/C*. So the weight of C/C* in (1 − λ) · time + λ · cost becomes
-        λ + (1 − λ) · q. A job that is alone plans by its own λ. Where all GPUs are always wanted GPU-seconds alone
-        count, as the fewest GPU-seconds a step are the most steps for all.
+        Let T be the seconds of a step that waits for no GPU, C its GPU-seconds, and q the share that others want. Then
+        a step takes, against the least, (1 − q) · T/T* + q · C/C*. So the weight of C/C* in (1 − λ) · time + λ · cost
+        becomes λ + (1 − λ) · q. A job that is alone plans by its own λ. If all GPUs are always wanted, only GPU-seconds
+        count: the fewest GPU-seconds a step give the most steps to all jobs.
         """
         return cost_weight + (1 - cost_weight) * self.wanted
 
@@ -75,15 +75,15 @@ ALONE = Contention()
 
 
 def contention(others: Collection[Demand], gpus: int, gpus_per_actor: int, now: float) -> Contention:
-    """What the other jobs of a pool leave of it.
+    """Return the contention that the other jobs of a pool make.
 
-    A job that has only just begun is taken to want its fair part. So jobs that begin at the same time do not all plan
-    as if each were alone.
+    A job that has just begun is assumed to want its fair part. So jobs that begin together do not each plan as if they
+    were alone.
 
     Args:
         others: the other jobs of the pool.
-        gpus: of the pool.
-        gpus_per_actor: of an instance of generation; 0 for one that needs none.
+        gpus: GPUs of the pool.
+        gpus_per_actor: GPUs of a generation instance; 0 for one that needs none.
     """
     if not others:
         return ALONE

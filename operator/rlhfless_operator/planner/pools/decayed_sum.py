@@ -1,7 +1,7 @@
 """A sum over time in which earlier amounts count less."""
 
 USE_HALF_LIFE_SECONDS = 1800.0
-"""A job's use of GPUs counts half after this time."""
+"""Time after which a job's use of GPUs counts half."""
 
 
 class DecayedSum:
@@ -19,7 +19,7 @@ class DecayedSum:
         self._value = value
 
     def add(self, rate: float, now: float) -> float:
-        """Add a rate for each second since the last call, such as the GPUs that a job has had, and return the sum."""
+        """Add `rate`, such as a job's number of GPUs, for each second since the last call, and return the sum."""
         elapsed, self._at = max(0.0, now - self._at), max(self._at, now)
         self._value = self._value * 0.5 ** (elapsed / self._half_life) + elapsed * rate
         return self._value

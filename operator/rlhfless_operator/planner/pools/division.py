@@ -1,15 +1,17 @@
-"""How a pool is divided among namespaces when the chart does not divide it."""
+"""The division of a pool among namespaces when the chart does not divide it."""
 
 from collections.abc import Mapping
 
 
 def divide(wanted: Mapping[str, int], total: int) -> dict[str, int]:
-    """Max-min fair parts in whole units: each namespace gets what it wants or as much as any other, and what one does
-    not want goes to the others. Units that can't be divided evenly go to the namespaces that came first.
+    """Return max-min fair parts in whole units.
+
+    Each namespace gets the units that it can use, or as many as any other. Units that it does not want go to the
+    others. Units that can't be divided evenly go to the namespaces that came first.
 
     Args:
-        wanted: units that each namespace can use, in the order in which they came.
-        total: units that there are.
+        wanted: units that each namespace can use, in the order in which the namespaces came.
+        total: number of units.
     """
     parts = dict.fromkeys(wanted, 0)
     left = total

@@ -1,11 +1,11 @@
-"""Which pod without a task has to end, where its node's memory does not suffice for one more."""
+"""The choice of a pod without a task to end, if its node has too little memory for one more pod."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 NodeMateState = Literal["lacks memory", "resting", "ending", "other"]
-"""`lacks memory`: no node has enough for it. `resting`: it has no task, asleep or awake. `ending`: it was deleted,
+"""`lacks memory`: no node has enough for it. `resting`: it has no task, asleep or awake. `ending`: it was deleted
 and is still there."""
 
 
@@ -21,17 +21,18 @@ class NodeMate:
     """All claims that it names."""
     state: NodeMateState
     since: float = 0.0
-    """Since when it has had no task."""
+    """Moment since which it has had no task."""
     priority: int = 0
-    """Of its job."""
+    """Priority of its job."""
 
 
 def pod_to_end(pods: Sequence[NodeMate], waiting: Collection[tuple[str, str]]) -> str | None:
-    """The pod to end for one that has no memory on its node though a task waits for it; None where there is none, or
-    one is ending already.
+    """Return the pod to end for a pod that lacks memory while a task waits for it; None if there is none, or if one is
+    ending already.
 
-    No pod ends whose stage has a task waiting. Of the others the first is one of the job with the lowest priority, a
-    learner comes last, as it has to load its state again, and else the one goes that has had no task for longest.
+    A pod never ends while a task of its stage waits. Of the others, a pod of the job with the lowest priority ends
+    first. Within a priority a learner ends last, because it would load its state again. Then the pod ends that has
+    been without a task for longest.
 
     Args:
         waiting: job and stage of the tasks that wait.

@@ -1,4 +1,4 @@
-"""The jobs whose turn it is (`whole_gpus.py`) share whole GPUs: the instances that hold these slots now."""
+"""The division of whole GPUs among the jobs that have their turn (`whole_gpus`): how many instances each may have."""
 
 import heapq
 from collections import defaultdict
@@ -18,7 +18,7 @@ class Pool:
     gpus: int
     """GPUs of the pool."""
     namespaces: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them where it is not named."""
+    """Most GPUs of the pool that the jobs of a namespace hold at a time; all of them for a namespace not named here."""
 
 
 @dataclass(frozen=True)
@@ -32,60 +32,68 @@ class SlotRequest:
     namespace: str
     """Namespace whose quota the job counts against."""
     gpus: int
-    """Slots of one instance: GPUs."""
+    """Slots (GPUs) of one instance."""
     working: int
-    """Instances with a task. They are never taken away."""
+    """Number of instances with a task. They are never taken away."""
     wanted: int
-    """Instances that have a task, or one that waits for them."""
+    """Number of instances that have a task, or for which a task waits."""
     kept: int = 0
-    """Instances beyond these that are good to have: warmed for work to come, or kept with what they have loaded."""
+    """Number of further instances that are useful: warmed for work to come, or kept because of their loaded state."""
     priority: int = 0
     """The higher comes first."""
     used: float = 0.0
-    """GPU-seconds that the job has had lately; among equals the one that had least comes first."""
+    """GPU-seconds that the job has had lately; among equals the one with the fewest comes first."""
     place: int = 0
-    """Of its stage in the step: of one job's stages the one that is nearest to the step's end comes first."""
+    """Place of its stage in the step. Of one job's stages the one nearest to the step's end comes first."""
     together: bool = False
-    """Whether its instances only work together, as a gang of learners does: those that wait for a task get their
-    GPUs at once or not at all, and so do those that are kept."""
+    """Whether its instances only work together, like a gang of learners. Those that wait for a task get their GPUs all
+    at once, and so do those that are kept."""
     since: int = 0
-    """How many tasks the pool had begun when it began to wait, or when a task of its own last began."""
+    """Number of tasks that the pool had begun when the request began to wait, or when its last task began."""
     begun: Sequence[int] = ()
-    """How many tasks the pool had begun before each of those that work; those that it leaves out came first of all."""
+    """Number of tasks that the pool had begun before each of its working tasks; those left out came first of all."""
 
 
 @dataclass
 class _Reserve:
-    """Slots that others may have of a pool, or of a quota, while a request waits that is too large for the rest."""
+    """Slots of a pool, or of a quota, that others may have while a request waits that does not fit into the rest."""
 
     priority: int
-    """Of the request that waits; a higher one passes it."""
+    """Priority of the request that waits; a higher one passes it."""
     room: int
-    """GPUs that are left beside it."""
+    """GPUs left beside it."""
     earlier: int
     """GPUs of the tasks that began before it waited."""
     passing: int
     """GPUs of the tasks that have begun since."""
 
     def lets_pass(self, request: SlotRequest, gpus: int) -> bool:
-        """Whether it could not begin anyway, and will not begin later for this."""
+        """Return whether `request` may go before the one that waits.
+
+        It may if its priority is higher, or if the other could not begin now in any case and is not delayed by it.
+        """
         return request.priority > self.priority or (self.earlier > self.room and self.passing + gpus <= self.room)
 
 
 def share(requests: Sequence[SlotRequest], pool: Pool, begun: int = 0) -> dict[tuple[str, str], int]:
     """Return how many instances each request may have now.
 
-    Working instances stay. Then GPUs go one instance at a time, or one gang, to the job of the highest priority, among
-    equals to the one that holds the fewest GPUs: max-min fairness. Then come tasks that wait before instances that are
-    kept (so a kept instance gives way to work of its own job, and to work of jobs that hold no more than its own, but a
-    job within its fair part keeps its learner in memory), then jobs that have used the fewest GPU-seconds. Within a job
-    the stage that is nearest to the end of its step comes first. A request that `MOST_PASSED` tasks have passed comes
-    before all others of its priority, the one that has waited longest first. So none waits for ever.
+    Working instances stay. The other GPUs go, one instance or gang at a time, to a request by this order:
 
-    The first request that is larger than what is left gets what becomes free. Until the tasks that began before it have
-    left enough, smaller ones pass it. Together they never have more than it leaves of the pool: while it is the first,
-    it waits no longer than for the tasks that it found. A request that its namespace's quota has no room for holds up
-    that namespace alone. What needs no GPU is not held up at all.
+    1. the job of the highest priority;
+    2. the job that holds the fewest GPUs (max-min fairness);
+    3. tasks that wait before instances that are kept. So a kept instance gives way to work of its own job, and to work
+       of jobs that hold no more than its own. But a job within its fair part keeps its learner in memory;
+    4. the job that has used the fewest GPU-seconds;
+    5. within a job, the stage nearest to the end of its step.
+
+    A request that `MOST_PASSED` tasks have passed comes before all others of its priority; among these the one that has
+    waited longest comes first. So none waits for ever.
+
+    The first request that does not fit into the free GPUs gets those that become free. Smaller requests pass it until
+    the tasks that began before it have left enough. Together they never have more than it leaves of the pool: it waits
+    only for the tasks that it found. A request without room in its namespace's quota delays that namespace alone.
+    Requests without GPUs never wait.
 
     Args:
         begun: tasks that the pool has begun so far.
@@ -117,7 +125,7 @@ def share(requests: Sequence[SlotRequest], pool: Pool, begun: int = 0) -> dict[t
 
 
 class _Division:
-    """The GPUs of a pool, as far as they are given out."""
+    """The division of a pool's GPUs so far."""
 
     def __init__(self, sharers: Sequence[SlotRequest], pool: Pool, begun: int) -> None:
         self._sharers, self._pool, self._begun = sharers, pool, begun
@@ -135,8 +143,8 @@ class _Division:
         """Return a request's place in the order.
 
         Args:
-            kept: whether it is for instances that are good to have.
-            more: instances that it still lacks.
+            kept: whether it is for instances that are kept, not for tasks.
+            more: number of instances that it still lacks.
         """
         overdue = self.granted[key_of(request)] == request.working and self._begun - request.since >= MOST_PASSED
         overdue = overdue and not kept
@@ -146,7 +154,7 @@ class _Division:
         return (-request.priority, not overdue, *order, kept, request.used, request.job, -request.place, request.stage)
 
     def grant(self, request: SlotRequest, count: int, *, kept: bool) -> bool:
-        """Give a request so many instances; return False if there is nothing for it, now or later."""
+        """Give a request `count` instances, and return True; return False if it can have none."""
         gpus, namespace = count * request.gpus, request.namespace
         reserves = [each for each in (self._of_pool, self._of_namespaces.get(namespace)) if each is not None]
         if (kept and reserves) or not all(each.lets_pass(request, gpus) for each in reserves):
@@ -170,7 +178,7 @@ class _Division:
         return True
 
     def _reserve(self, request: SlotRequest, gpus: int, total: int, others: Iterable[SlotRequest]) -> _Reserve:
-        """Return what others may have of `total` GPUs, of which a request waits for some."""
+        """Return the reserve of `total` GPUs while a request waits for some of them."""
         earlier = passing = 0
         for other in others:
             later = sum(order >= request.since for order in other.begun)
@@ -180,12 +188,12 @@ class _Division:
 
 
 def key_of(request: SlotRequest) -> tuple[str, str]:
-    """Return what a request is known by."""
+    """Return the key of a request: its job and its stage."""
     return request.job, request.stage
 
 
 def check_feasible(request: SlotRequest, pool: Pool) -> None:
-    """Return if an instance, or a gang, can run at all.
+    """Check that an instance, or a gang, can run at all.
 
     Raises:
         ValueError: it is larger than the pool or its namespace's quota.

@@ -1,14 +1,14 @@
-"""When waiting for a slot has cost as much as one more instance elsewhere would have."""
+"""The account of tasks that wait for a slot: it says when one more instance elsewhere would have cost as much."""
 
 
 class Shortage:
-    """How long the tasks of one stage have waited for their instances' slots while others were free.
+    """The time that tasks of one stage have waited for their instances' slots while others were free.
 
-    An instance that is started at the first such wait may never work: the slot that was missing is often free again
-    within a second. Where none is ever started, tasks may wait for ever. What comes is not known, so tasks wait until
-    they have waited as long as a start takes. Waiting and starting together then take at most twice what they would
-    with foresight. No rule without foresight has a better bound (ski rental: Karlin, Manasse, Rudolph, Sleator,
-    Competitive snoopy caching, Algorithmica 3, 1988).
+    An instance started at the first such wait may never work: the missing slot is often free again within a second. If
+    none is ever started, tasks may wait for ever. The future is unknown, so tasks wait until they have waited as long
+    as a start takes. Then waiting and starting together take at most twice what they would with foresight. No rule
+    without foresight has a better bound (ski rental: Karlin, Manasse, Rudolph, Sleator, Competitive snoopy caching,
+    Algorithmica 3, 1988).
 
     Args:
         now: monotonic seconds.
@@ -20,15 +20,15 @@ class Shortage:
         self._at = now
 
     def observe(self, waiting: int, now: float) -> float:
-        """Task-seconds waited since the last start, up to now.
+        """Return the task-seconds waited since the last start.
 
         Args:
-            waiting: tasks that wait from now on, while slots are free that no task wants.
+            waiting: number of tasks that wait from now on while there are free slots that no task wants.
         """
         self._waited += self._waiting * (now - self._at)
         self._waiting, self._at = waiting, now
         return self._waited
 
     def started(self) -> None:
-        """One more instance starts: what was waited so far has been paid for."""
+        """Reset the account, because one more instance starts."""
         self._waited = 0.0

@@ -1,4 +1,4 @@
-"""The turns of tasks on slots whose pods sleep: a pure function of the tasks that wait and of the instances that sleep.
+"""The turns of tasks on slots whose pods sleep: a pure function of the waiting tasks and the use of the slots.
 
 One instance at a time is awake on a slot. An instance has the same slots all its life.
 """
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 MOST_PASSED = 32
-"""How many tasks of its priority may go before one that waits for longer; then it is the first."""
+"""Number of later tasks of the same priority that may pass a waiting task; then it is the first."""
 
 
 @dataclass(frozen=True)
@@ -15,24 +15,24 @@ class WaitingTask:
     """A task whose turn has not come."""
 
     number: int
-    """Tasks that came earlier have lower ones."""
+    """Its number: lower for tasks that came earlier."""
     job: str
     """Unique id of its job."""
     instances: Sequence[str]
-    """Those without a task that could take it, awake or asleep, in order of preference."""
+    """Instances without a task that could take it, awake or asleep, in order of preference."""
     priority: int = 0
     """The higher comes first."""
     place: int = 0
-    """Of its stage in the step: what is nearer to the step's end has the higher one."""
+    """Place of its stage in the step: higher for stages nearer to the step's end."""
     passed: int = 0
-    """Tasks of its priority that came later and went before it."""
+    """Number of later tasks of its priority that went before it."""
     last: str = ""
-    """The instance that did its part before, if that is awake. It may have kept something of it, and comes first."""
+    """The instance that did its part before, if that is awake. It may have kept some state, so it comes first."""
 
 
 @dataclass(frozen=True)
 class SlotUse:
-    """Who has which slots."""
+    """The slots of instances, and the instances that use them now."""
 
     homes: Mapping[str, Sequence[str]]
     """The slots of each instance."""
@@ -43,36 +43,37 @@ class SlotUse:
     idle: Collection[str] = ()
     """Instances that are awake without a task: they may be put to sleep."""
     leaving: Collection[str] = ()
-    """Instances that give their slots back already."""
+    """Instances that are giving their slots back."""
     closed: Collection[str] = ()
-    """Slots on which an instance may be awake that is not known of."""
+    """Slots on which an unknown instance may be awake."""
     used: Mapping[str, float] = field(default_factory=dict)
     """GPU-seconds that each job has had lately."""
     unstarted: Collection[str] = ()
-    """Instances that would have to be started: they take a task that no other one can take now."""
+    """Instances that would have to be started. They take only tasks that no other instance can take now."""
 
 
 @dataclass
 class Turns:
-    """What is to happen now."""
+    """The turns that begin now, and the instances that have to make way."""
 
     granted: dict[int, str] = field(default_factory=dict)
-    """By the task's number, the instance that takes it: its slots are its own, or free."""
+    """The instance that takes each task, by the task's number. It has its slots already, or they are free."""
     sleeps: list[str] = field(default_factory=list)
-    """Idle instances in the way of a task whose turn it is."""
+    """Idle instances to put to sleep, because a task whose turn it is needs their slots."""
     lacking: list[int] = field(default_factory=list)
-    """Tasks that wait though there are slots that no task wants: their jobs have no instance there."""
+    """Tasks that wait though no task wants some slots, because their jobs have no instance on these slots."""
 
 
 def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
-    """Decide who goes next on slots that are free, or whose instance has no task. No instance at work is disturbed.
+    """Decide which tasks come next on slots that are free, or whose instance has no task. No instance at work is
+    disturbed.
 
-    One task after the other is given an instance: of the highest priority first, among equals what is nearest to the
-    end of its step, then what is of the job that had the fewest GPU-seconds lately, then in their order. So one job's
-    stages follow each other while another's wait. To give each job the same number of slots would have all of them end
-    their stages at the same time, and leave slots free at the same time. A task that too many have passed comes before
-    them. A task that can't have all of its slots yet keeps those that it can have, or tasks that need fewer would take
-    them for ever; the others go past it.
+    Tasks get an instance in this order: the highest priority first, then the nearest to the end of its step, then the
+    job with the fewest GPU-seconds lately, then the earliest. So one job's stages follow each other while another's
+    wait. If each job had the same number of slots, all would end their stages at the same time, and leave slots free at
+    the same time. A task that `MOST_PASSED` tasks have passed comes before the others of its priority. A task that
+    can't have all of its slots yet keeps those that it can have: else tasks that need fewer would take them for ever.
+    Other tasks go past it.
     """
     return _Round(tasks, use).turns()
 
@@ -110,10 +111,14 @@ class _Round:
         return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
 
     def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, bool, int, int, int]:
-        """The task's last instance comes first, then one that is awake, then one that displaces none. Of the others,
-        first one that is not where another stage of its job has an instance of its size, which may have a task before
-        this one ends: preparation works while others generate. Then one on slots that the fewest large instances of
-        other jobs could have now; a job's own learner comes after its other stages."""
+        """Return the rank of an instance for a task; the lowest is taken.
+
+        The task's last instance comes first, then instances that run already, then those that are awake, then those
+        that displace the fewest. Of the others, instances come first whose slots have the fewest instances of the job's
+        other stages of their size or smaller: these may have a task before this one ends, because preparation works
+        while others generate. Then come instances on slots that the fewest larger instances of other jobs could have
+        now; a job's own learner comes after its other stages.
+        """
         home = set(self._use.homes[name])
         if not home:
             return name != task.last, name in self._use.unstarted, name not in self._use.idle, 0, 0, 0

@@ -1,4 +1,4 @@
-"""The turns of jobs on slots that are whole GPUs: pods don't sleep, and to change hands costs a drain and a start."""
+"""The turns of jobs on whole GPUs: pods don't sleep, and a slot that changes hands costs a drain and a start."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,26 +7,25 @@ from dataclasses import dataclass
 from rlhfless_operator.planner.pools.sharing import Pool
 
 TURN_SWITCHES = 50
-"""How many times what a switch costs a job may go on while another one waits: switching then takes at most a fiftieth
-of the time."""
+"""Length of a turn while another job waits, as a multiple of a switch: a fiftieth of the time goes to switching."""
 
 
 @dataclass(frozen=True)
 class SwitchCost:
-    """The cost of a slot that changes hands: to let an instance of a stage go and to have one again."""
+    """The cost of a slot that changes hands: to let an instance of a stage go, and to have one again."""
 
     seconds: float = 0.0
-    """Until it is gone, and until the next one can work; with what that has to do again, such as steps since a
+    """Seconds until it is gone, and until the next one can work, including repeated work such as the steps since a
     checkpoint."""
     gap_seconds: float | None = None
-    """Between two uses of an instance, typically; None while that is not known."""
+    """Typical seconds between two uses of an instance; None if unknown."""
     over: bool = False
-    """Whether no more work of the stage is to come: the job has its steps behind it."""
+    """Whether the stage has no more work to come, because the job's steps are done."""
 
     @property
     def keeps(self) -> bool | None:
-        """Whether a job keeps the instance between its uses though another one waits: its GPU can't go there and back
-        in less time than is between them. None while that is not known."""
+        """Whether a job keeps the instance between its uses though another job waits: its GPU can't go there and back
+        within the gap. None if unknown."""
         if self.seconds == 0:
             return False
         return None if self.gap_seconds is None else self.gap_seconds < 2 * self.seconds
@@ -41,40 +40,41 @@ class Contender:
     namespace: str
     """Namespace whose quota the job counts against."""
     gpus: int
-    """Slots with which it works as fast as it does alone: the instances that work and those that it keeps for later. 0
-    for one that has its steps behind it: it is about to leave, and delays no other job."""
+    """Slots with which it works as fast as alone: those of the instances that work and of those that it keeps for
+    later. 0 for a job whose steps are done: it is about to leave, and delays no other job."""
     since: float
-    """When its turn began, or when it began to wait for one, in seconds."""
+    """Moment at which its turn began, or at which it began to wait for one, in seconds."""
     has_turn: bool = False
     priority: int = 0
     """The higher comes first."""
     switch_seconds: float = 0.0
-    """From its last task until another job works in its place, or the reverse: the longer of the two."""
+    """Seconds from its last task until another job works in its place, or the reverse: the longer of the two."""
     keeps: bool | None = False
-    """Whether it keeps any instance between uses; None while that is not known."""
+    """Whether it keeps any instance between uses; None if unknown."""
 
 
 def keeps_any(costs: Iterable[SwitchCost]) -> bool | None:
-    """Whether a job keeps an instance of any stage between uses; None while that is not known."""
+    """Return whether a job keeps an instance of any stage between uses; None if unknown."""
     found = {cost.keeps for cost in costs}
     return True if True in found else None if None in found else False
 
 
 def turn_seconds(contenders: Sequence[Contender]) -> float:
-    """Return how long a job has its turn before one of its priority can take it."""
+    """Return the seconds that a job has its turn before a job of the same priority can take it."""
     return TURN_SWITCHES * max((each.switch_seconds for each in contenders), default=0.0)
 
 
 def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> frozenset[str]:
-    """Return the jobs whose turn it is now; the others get no slot more, and finish the tasks that they have.
+    """Return the jobs whose turn it is now. The others get no more slots, and finish the tasks that they have.
 
-    Where no job keeps an instance between uses all have their turn: GPUs change hands stage by stage, at no more than
-    what a job alone would pay. Otherwise a job has its turn with all GPUs that it works with, or not at all. A part of
-    them would make it start and drain instances in each step. While nothing is known of any job, as if all kept some.
+    If no job keeps an instance between uses, all have their turn: GPUs change hands stage by stage, for no more than a
+    job alone would pay. Otherwise a job has its turn with all GPUs that it works with, or not at all: with a part of
+    them it would start and drain instances in each step. While nothing is known of any job, all are assumed to keep
+    some.
 
-    A job that has its turn goes on until it asks for no GPU, a job of a higher priority waits for its GPUs, or one of
-    its own priority waits after `turn_seconds`. Those that wait come by priority, then in the order in which they came.
-    No job overtakes one that waits, unless that one waits only for its namespace's quota.
+    A job's turn ends when it asks for no GPU, when a job of a higher priority waits for its GPUs, or when one of its
+    own priority waits after `turn_seconds`. Waiting jobs come by priority, then in the order in which they came. No job
+    overtakes one that waits, unless that one waits only for its namespace's quota.
 
     Args:
         now: seconds, of the same clock as `Contender.since`.
@@ -117,7 +117,7 @@ def _waits_for_quota(chosen: Sequence[Contender], waiting: Contender, pool: Pool
 
 
 def _fit(contenders: Sequence[Contender], pool: Pool) -> bool:
-    """Whether the pool and its quotas have room for all of them at once."""
+    """Return whether the pool and its quotas have room for all of them at once."""
     in_namespace: dict[str, int] = defaultdict(int)
     for each in contenders:
         in_namespace[each.namespace] += each.gpus

@@ -1,4 +1,4 @@
-"""When the responses of a share are admitted, and when they end, where a batch has no room for all of them at once."""
+"""The admission of a share's responses to an instance whose batch has no room for all at once, and their ends."""
 
 import heapq
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rlhfless_operator.planner.latency.linear import Latency
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-9
-"""By which a full instance may seem to be more than full."""
+"""Rounding error by which a full instance may seem to be more than full."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,13 @@ class Admission:
     """A share's responses in the order of admission."""
 
     begin: Floats
-    """[responses] decode steps that the instance has made when each is admitted; they do not fall."""
+    """[responses] Decode steps that the instance has made when each is admitted; they do not fall."""
     end: Floats
-    """[responses] decode steps that it has made when each ends."""
+    """[responses] Decode steps that it has made when each ends."""
 
 
 def admit(length: Floats, filled: Floats) -> Admission:
-    """Admit responses in the order given: each as soon as those that have ended leave room for it.
-
-    O(n log n).
+    """Admit responses in the given order, each as soon as there is room for it, in O(n log n).
 
     Args:
         length: [responses] steps of each.
@@ -72,15 +70,15 @@ def _by_room(lengths: list[float], filled: list[float]) -> list[float]:
 
 
 def seconds_at_ends(admission: Admission, context: Floats, prefill: Floats, latency: Latency) -> Floats:
-    """[responses] seconds from the instance's first step until each response ends.
+    """Return the seconds from the instance's first step until each response ends [responses].
 
-    Exact for responses that are admitted like this: between two events the batch is the same, and a decode step's time
-    grows linearly with the context. An admission's prefill holds all others up. With drafts, steps are rounds, and as
-    many tokens are drafted between two events as are best for the mean context there.
+    This is exact for such an admission: between two events the batch is the same, and a decode step's time grows
+    linearly with the context. An admission's prefill delays all others. With drafts, steps are rounds, and the number
+    of tokens drafted between two events is the best for the mean context there.
 
     Args:
         context: [responses] tokens that each begins with.
-        prefill: [responses] seconds that its admission takes.
+        prefill: [responses] seconds that each admission takes.
     """
     begin, end = admission.begin, admission.end
     count = len(begin)

@@ -1,4 +1,4 @@
-"""The plan of a step of an asynchronous job, whose stages work at the same time: their rates are to match."""
+"""The plan of a step of an asynchronous job. Its stages work at the same time, so the plan matches their rates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,11 +30,11 @@ def plan_asynchronous_step(
 
     Args:
         plan_with: plans its generation with one number of preparers.
-        training: what the other stages take; its `preparers` are the numbers that are allowed, rising.
-        tokens: expected of the step, prompts included.
+        training: costs of the other stages; its `preparers` are the allowed numbers, rising.
+        tokens: expected tokens of the step, prompts included.
         startup_seconds: charged to each share of a plan. In the long run instances are kept.
-        learning_seconds: of a step, as earlier steps took them; 0 where it is not known.
-        max_staleness: how many versions behind a step's weights may be.
+        learning_seconds: learning time of earlier steps; 0 if unknown.
+        max_staleness: number of versions that a step's weights may be behind.
     """
     least, most = training.preparers[0], training.preparers[-1]
     step = plan_with(replace(training, preparers=(most,)))

@@ -1,4 +1,4 @@
-"""Lower bounds: the least instance-seconds for given lengths and a given time, and for given work."""
+"""Lower bounds on instance-seconds: for given lengths within a given time, and for given work."""
 
 import math
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def lower_bound(
     start_seconds: float = 0.0,
     max_batch: int | None = None,
 ) -> float:
-    """The least instance-seconds with which all samples can be done within `seconds`.
+    """Return a lower bound on the instance-seconds with which all samples can be done within `seconds`.
 
-    It holds for anyone who knows all lengths, moves samples between instances for free whenever it helps, ships
-    prefixes for free, takes and releases instances at any time, and drafts for each sample in each pass as many tokens
-    as `latency` allows. docs/research/planner.md has the proof.
+    It holds even for a policy that knows all lengths, moves samples and ships prefixes for free, takes and releases
+    instances at any time, and drafts in each pass as many tokens for each sample as `latency` allows.
+    docs/research/planner.md has the proof.
 
     Args:
         lengths: [samples] response tokens.
@@ -62,19 +62,20 @@ def lower_bound(
 
 
 def alone_seconds(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
-    """[samples] the least time in which each could decode, on an instance of its own."""
+    """Return the least time in which each sample could decode, on an instance of its own [samples]."""
     bases = np.array([line.step_seconds + line.sequence_seconds for line in latency.lines])
     return _integral_of_least(bases, _slopes(latency), contexts, lengths)
 
 
 def _own_seconds(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
-    """[samples] the least that each adds to the steps that it is in, besides their constant."""
+    """Return the least seconds that each sample adds to its steps, besides their constant [samples]."""
     bases = np.array([line.sequence_seconds for line in latency.lines])
     return _integral_of_least(bases, _slopes(latency), contexts, lengths)
 
 
 def _root_work(lengths: Floats, contexts: Floats, latency: Latency) -> Floats:
-    """[samples] least integral over a response of the square root of what its sequence adds to a step, a token."""
+    """Return the least integral, over a response, of the square root of the seconds that its sequence adds to a step, a
+    token [samples]."""
     # A pass with more tokens a pass costs √(seconds) / tokens a token: squared, that is linear in the context again.
     tokens = np.array(latency.tokens)
     bases = np.array([line.sequence_seconds for line in latency.lines]) / tokens
@@ -86,7 +87,8 @@ def _slopes(latency: Latency) -> Floats:
 
 
 def _integral_of_least(bases: Floats, slopes: Floats, starts: Floats, lengths: Floats, *, root: bool = False) -> Floats:
-    """[samples] integrals from `starts` on, over `lengths`, of the least of some lines, or of its square root."""
+    """Return the integrals, from `starts` over `lengths`, of the least of some lines, or of its square root
+    [samples]."""
     total = np.zeros(len(starts))
     at, line = 0.0, int(np.lexsort((slopes, bases))[0])
     ends = starts + lengths
@@ -109,18 +111,18 @@ def _integral_of_least(bases: Floats, slopes: Floats, starts: Floats, lengths: F
 
 
 def least_held(uses: Sequence[tuple[float, float]], *, start_seconds: float, drain_seconds: float) -> float:
-    """The least instance-seconds that any choice of keeping and letting go could have cost.
+    """Return the least instance-seconds that any choice of keeping and letting go could have cost.
 
-    Work comes when it comes, and needs an instance each time. Between two uses an instance is either kept, which costs
-    the gap, or let go, which costs a drain and a start. So a gap costs its length up to the cost of that switch: a
-    concave function. For such a function the best match of gaps is nested: each use takes the instance that was freed
-    last. (Of two gaps that cross, swapping their ends makes one longer and one shorter by as much, and that costs no
-    more.) What remains is a start and a drain for each instance that is needed at once.
+    The moments of work are given, and each piece of work needs an instance. Between two uses an instance is either
+    kept, which costs the gap, or let go, which costs a drain and a start. So a gap costs its length up to the cost of
+    that switch: a concave function. For such a function the best match of gaps is nested: each use takes the instance
+    that was freed last. (Of two gaps that cross, swapping their ends makes one longer and the other shorter by as much,
+    and that costs no more.) Besides, each instance that is needed at once costs a start and a drain.
 
     Args:
         uses: (begin, end) of each piece of work, in seconds; an instance does one at a time.
-        start_seconds: what an instance is charged before it works.
-        drain_seconds: what it is charged from being let go until it is gone.
+        start_seconds: charged to an instance before it works.
+        drain_seconds: charged to an instance from being let go until it is gone.
 
     Returns:
         Instance-seconds; 0 without work.

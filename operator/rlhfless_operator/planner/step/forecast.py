@@ -1,7 +1,7 @@
-"""What a division of a step's samples comes to: when its groups complete, who trains on them, and when that is done.
+"""The forecast of a division of a step's samples: when groups complete, which GPUs train on them, and when that ends.
 
-Responses that do not end by themselves are foreseen in number only. They are moved while others decode, in ways that
-differ by policy: gathered on one instance, as late cuts do, on a few, or left where they are. A division is
+For responses that do not end by themselves, only their number is foreseen. Policies treat them differently while others
+decode: they gather them on one instance, as late cuts do, or on a few, or leave them where they are. A division is
 forecast in each of these ways, and the best is taken.
 """
 
@@ -20,15 +20,15 @@ from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, free_gpu
 from rlhfless_operator.planner.step.planning import Division
 
 _MOST_ARRIVALS = 64
-"""Groups that a trainer is chosen for one by one."""
+"""Most groups for which the choice of a trainer considers each one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What preparation and learning take, for a forecast."""
+    """The time and the price of preparation and learning, for a forecast."""
 
     gpus: int
-    """GPUs of the cluster: those that no instance holds may train."""
+    """GPUs of the cluster; those that no instance holds may train."""
     token_gpu_seconds: float
     """GPU-seconds of preparation and learning for each token of a sample, its prompt included."""
     start_seconds: float
@@ -36,22 +36,22 @@ class Training:
     update_seconds: float
     """The optimizer's step and the publication of the weights."""
     preparation_price: float = 1.0
-    """What a GPU-second of preparation costs, in GPU-seconds of generation."""
+    """Price of a GPU-second of preparation, in GPU-seconds of generation."""
     learning_price: float = 1.0
-    """What a GPU-second of learning costs, in GPU-seconds of generation."""
+    """Price of a GPU-second of learning, in GPU-seconds of generation."""
     preparers: tuple[int, ...] = ()
-    """Where preparation and learning have GPUs of their own: numbers of preparation instances to choose from, rising.
-    Each has one GPU for as long as groups are generated and prepared. Instances of generation then leave none to
+    """Allowed numbers of preparation instances, rising, if preparation and learning have GPUs of their own. Each
+    instance has one GPU while groups are generated and prepared. Generation instances then leave no GPUs to
     training."""
     preparer_idle_seconds: float = 0.0
-    """In which each preparation instance beyond the fewest is held besides: started, drained, or kept."""
+    """Further seconds for which each preparation instance beyond the fewest is held: started, drained, or kept."""
     afterwards_seconds: float = 0.0
-    """What the learner does once all groups are done, where it can't begin under the tail."""
+    """Learner's seconds after all groups are done, if it can't begin under the tail."""
     accumulation_token_seconds: float = 0.0
-    """What it does besides for each token of a sample, as soon as its group is prepared."""
+    """Learner's further seconds for each token of a sample, as soon as its group is prepared."""
     learners: tuple[LearnerOption, ...] = ()
-    """Where there are preparers: numbers of learning instances to choose from, which take the place of the two times
-    above. With none given, learning is charged as one GPU."""
+    """Numbers of learning instances to choose from, if there are preparers. They replace the two times above. If empty,
+    learning is charged as one GPU."""
     follows: bool = False
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
 
@@ -61,38 +61,39 @@ class Holding:
     """GPUs that keep an instance and the learner all the time, and start neither."""
 
     gpus: int
-    """How many do so already, from the step before."""
+    """Number of GPUs that do so already, from the step before."""
     late_seconds: float
-    """By which a step ends later in which others begin to."""
+    """Seconds by which a step ends later if further GPUs begin to do so."""
     start_seconds: float
-    """What it takes to start both on one of them."""
+    """Seconds to start both on one GPU."""
 
 
 STEPS_OF_A_START = 8
-"""Steps to which a start of GPUs that are to be held is charged: they stay for an unknown time."""
+"""Number of steps over which a start of held GPUs is charged: they stay for an unknown time."""
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The responses that do not end by themselves and that no sample is known to be."""
+    """The runaways: responses that do not end by themselves. No sample is known to be one."""
 
     tokens: float
-    """Length of each; 0 where there are none."""
+    """Length of each; 0 if there are none."""
     expected: Floats
-    """[samples] chance that each is one, beside those that are planned as such."""
+    """[samples] Chance that each is a runaway; 0 for samples that are planned as one."""
     delayed: NDArray[np.bool_]
-    """[groups] which to expect at the end only: as many as have one on average, the likeliest ones."""
+    """[groups] Whether to expect each at the end only. True for as many groups as have a runaway on average: the
+    likeliest."""
     unplanned: Floats
-    """[groups] how many of its runaways are unplanned, on average, gathered in those that are delayed."""
+    """[groups] Mean number of unplanned runaways, gathered in the delayed groups."""
     work_seconds: float
-    """What one adds to the time of the instance that decodes it, besides its steps."""
+    """Seconds that one adds to the time of the instance that decodes it, besides its steps."""
 
     @classmethod
     def of(cls, loads: Loads, tokens: float, shares: Mapping[int, float]) -> Self:
-        """The tail of a step.
+        """Return the tail of a step.
 
         Args:
-            tokens: length of a runaway; 0 where there are none.
+            tokens: length of a runaway; 0 if there are none.
             shares: by prompt, the share of its responses that are runaways.
         """
         if not tokens:
@@ -114,20 +115,20 @@ class Tail:
 
 @dataclass(frozen=True)
 class _Gathering:
-    """What becomes of the tail."""
+    """The ends of a step's instances with one way to treat the tail."""
 
     ends: list[float]
-    """[instances] When each is released, on average."""
+    """[instances] Mean moment at which each is released."""
     end: float
-    """When the last response ends."""
+    """Moment at which the last response ends."""
 
     def objective(self, time_price: float) -> float:
-        """Instance-seconds, at a price of time in these."""
+        """Return the instance-seconds, with a second of time priced at `time_price` of them."""
         return math.fsum(self.ends) + time_price * self.end
 
 
 class StepForecast:
-    """When the groups of a division complete, its instances are free, and all is learnt."""
+    """The forecast of a division: when its groups complete, its instances are free, and all is learnt."""
 
     def __init__(self, division: Division, loads: Loads, profile: InstanceProfile, ready: float, tail: Tail) -> None:
         self._profile, self._tail = profile, tail
@@ -149,7 +150,7 @@ class StepForecast:
         self.take(0.0)
 
     def take(self, time_price: float) -> None:
-        """Take the best way to move the tail at a price of time, in GPU-seconds."""
+        """Choose the best way to move the tail, at a price of time in GPU-seconds."""
         gpus = self._profile.gpus
         best = min(self._ways, key=lambda way: way.objective(time_price / gpus))
         self._ends, self.end = best.ends, best.end
@@ -159,7 +160,7 @@ class StepForecast:
     def trained(
         self, work: Floats, training: Training, price: float, instances: int
     ) -> tuple[TrainerPlan, float, float]:
-        """The best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
+        """Return the best trainer at a price of time, and the step's seconds and GPU-seconds with it."""
         gpus = self._profile.gpus
         free = free_gpus(self._ends, training.gpus, gpus)
         trainer = plan_trainer(
@@ -183,9 +184,11 @@ class StepForecast:
         return trainer, run.end + late, self.gpu_seconds + run.gpu_seconds
 
     def held(self, work: Floats, training: Training, holding: Holding) -> tuple[float, float]:
-        """The step's seconds and GPU-seconds if instances and the learner stay on the division's GPUs all the time, and
-        nothing is let go. An instance that is emptied leaves its GPUs to the learner. Of a start of GPUs that hold
-        nothing yet, the step is charged its part."""
+        """Return the step's seconds and GPU-seconds if instances and the learner stay on the division's GPUs.
+
+        Nothing is let go. An instance that is emptied leaves its GPUs to the learner. If GPUs that hold nothing yet are
+        started, the step is charged its part of that start.
+        """
         gpus = len(self._ends) * self._profile.gpus
         run = run_trainer(
             self.completions,
@@ -200,17 +203,17 @@ class StepForecast:
         return end, gpus * end + more * holding.start_seconds / STEPS_OF_A_START
 
     def prepared(self, work: Floats, preparers: int) -> Floats:
-        """[groups] when each is prepared by so many instances."""
+        """Return the moment at which each group is prepared by `preparers` instances [groups]."""
         return queue(self.completions, work, preparers)
 
     def learnt(
         self, prepared: Floats, tokens: Floats, training: Training, option: LearnerOption, preparers: int
     ) -> tuple[TrainerPlan, float, float]:
-        """The step's seconds and GPU-seconds with a number of learning instances, each of which is charged.
+        """Return the trainer, and the step's seconds and GPU-seconds with a number of learning instances.
 
         Args:
-            prepared: [groups] when each is.
-            preparers: instances that prepare.
+            prepared: [groups] moments at which they are prepared.
+            preparers: number of instances that prepare.
         """
         learning = option.token_seconds * tokens
         preparation_end, total = float(prepared.max()), float(learning.sum())
@@ -224,12 +227,13 @@ class StepForecast:
     def trained_apart(
         self, prepared: Floats, tokens: Floats, training: Training, preparers: int
     ) -> tuple[TrainerPlan, float, float]:
-        """The step's seconds and GPU-seconds with one learner. Accumulation, as far as there is any, is a queue behind
-        preparation.
+        """Return the trainer, and the step's seconds and GPU-seconds with one learner.
+
+        Accumulation, if there is any, is a queue behind preparation.
 
         Args:
-            prepared: [groups] when each is.
-            preparers: instances that prepare.
+            prepared: [groups] moments at which they are prepared.
+            preparers: number of instances that prepare.
         """
         accumulated = training.accumulation_token_seconds * tokens
         end = float(queue(prepared, accumulated).max())
@@ -241,19 +245,19 @@ class StepForecast:
         return TrainerPlan(1, begin), seconds, self.gpu_seconds + (paid + afterwards * training.learning_price)
 
     def _completed(self, end: float) -> Floats:
-        """[groups] When each is complete, where the last response ends at `end`."""
+        """Return the moment at which each group is complete, if the last response ends at `end` [groups]."""
         delayed = np.maximum(self._completions, end - self._ahead)
         completed: Floats = np.where(self._tail.delayed, delayed, self._completions)
         return completed
 
 
 def _preparers_held(end: float, training: Training, preparers: int) -> float:
-    """GPU-seconds of so many preparation instances in a step whose groups are prepared at `end`."""
+    """Return the GPU-seconds of `preparers` preparation instances in a step whose groups are prepared at `end`."""
     return preparers * end + (preparers - training.preparers[0]) * training.preparer_idle_seconds
 
 
 def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:
-    """Groups that arrive one after another, taken as one: enough to choose a trainer by."""
+    """Merge groups that arrive one after another, so that few are left: enough to choose a trainer."""
     if len(arrivals) <= _MOST_ARRIVALS:
         return arrivals, work
     order = np.argsort(arrivals, kind="stable")
@@ -262,10 +266,11 @@ def _gathered(arrivals: Floats, work: Floats) -> tuple[Floats, Floats]:
 
 
 def _spread(ahead: Floats, tail: Tail) -> Floats:
-    """[groups] How much earlier than the last runaway the runaway of each delayed group ends; 0 of others.
+    """Return the seconds by which the runaway of each delayed group ends before the last runaway [groups].
 
-    One that began earlier than the last ends earlier by as much. Any group may have them, not only the likeliest ones:
-    so the delayed ones are spread evenly over the moments at which groups begin, the last among them.
+    They are 0 for the other groups. A runaway that begins earlier ends earlier by as much. Any group may have one, not
+    only the likeliest groups. So the delayed groups are spread evenly over the moments at which groups begin, the last
+    moment included.
     """
     count = int(tail.delayed.sum())
     result = np.zeros_like(ahead)
@@ -279,15 +284,15 @@ def _spread(ahead: Floats, tail: Tail) -> Floats:
 
 
 def _gatherings(ends: Floats, late: Floats, runaways: Floats, work_seconds: float) -> list[_Gathering]:
-    """Every way to move a tail: left where it is, or gathered on the one, two, four, … instances that end last.
+    """Return every way to treat a tail: leave it, or gather it on the one, two, four, … instances that end last.
 
-    An instance that holds r runaways on average holds one at least with the chance 1 - exp(-r).
+    An instance that holds r runaways on average holds at least one with the chance 1 - exp(-r).
 
     Args:
-        ends: [instances] when each is done with what is foreseen.
-        late: [instances] when each would be done if the last that it admits were a runaway.
-        runaways: [instances] how many each is given on average.
-        work_seconds: what one adds to its instance besides its steps.
+        ends: [instances] moments at which they end their foreseen work.
+        late: [instances] moments at which they would end if the last sample that each admits were a runaway.
+        runaways: [instances] mean number of runaways that each is given.
+        work_seconds: seconds that a runaway adds to its instance besides its steps.
     """
     apart = np.maximum(ends, late) + runaways * work_seconds
     ways = [_Gathering((ends + -np.expm1(-runaways) * (apart - ends)).tolist(), float(apart.max()))]

@@ -1,12 +1,12 @@
-"""How many instances should learn together: what a step of learning takes by their number, as measured in this run.
+"""The number of instances that learn together: learning times by their number, as measured in this job.
 
-Learning of T tokens on n instances takes T · t(n) + r(n) seconds: t is what it takes for each token, r what it does
-besides, such as publishing. Both are medians of the steps that were taken with n. The first step of a learner that
-has just loaded is slower than those that follow, so the two are never mixed. A number that was not tried is forecast by
-a + b/n through those that were: a is what does not become faster with more instances, b what is divided.
+Learning T tokens on n instances takes T · t(n) + r(n) seconds: t for each token, and r for the rest, such as
+publishing. Both are medians of the steps that were taken with n. The first step of a learner that has just loaded is
+slower than later steps, so the two are never mixed. A number that was not tried is forecast by a + b/n, fitted to those
+that were: a is the part that more instances do not speed up, b the part that they divide.
 
-With one number measured, a and b are unknown, and nothing is forecast. One other number is tried then, if that can't
-cost much: see `worth_trying`.
+If only one number is measured, a and b are unknown and nothing is forecast. Then one other number is tried if that
+can't cost much: see `worth_trying`.
 """
 
 import math
@@ -17,54 +17,55 @@ from statistics import median
 import numpy as np
 
 KNOWN_STEPS = 2
-"""Steps of one kind with a number of instances after which what they take is known."""
+"""Number of steps of one kind with a number of instances, after which their time is known."""
 MOST_STEPS_UNTIL_KNOWN = 2 * KNOWN_STEPS - 1
-"""Steps with a number of instances after which it is known, whether its learners are kept between steps or not."""
+"""Number of steps with a number of instances, after which their time is known whether learners are kept between steps
+or not."""
 MOST_LOSS = 0.05
-"""Most that a trial may cost, as a share of all steps that are left."""
+"""Largest cost of a trial, as a share of all steps that are left."""
 
 
 @dataclass(frozen=True)
 class LearnerOption:
-    """A number of instances, and what learning takes with it."""
+    """A number of instances, and the time of learning with it."""
 
     instances: int
     token_seconds: float
-    """For each token of a sample, its prompt included."""
+    """Seconds for each token of a sample, its prompt included."""
     rest_seconds: float
-    """Of a step, besides: publishing the weights, and a part of what a change of the number costs."""
+    """Further seconds of a step: to publish the weights, and a part of the cost of a change of the number."""
     idle_seconds: float
-    """In which each instance is held in a step without working: started, drained, or kept."""
+    """Seconds for which each instance is held in a step without working: started, drained, or kept."""
     measured: bool = True
     """Whether it was tried; else it is a forecast."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the steps with one number of instances took; the same number of values in each."""
+    """Times of the steps with one number of instances; both fields have a value for each step."""
 
     token_seconds: Sequence[float]
     rest_seconds: Sequence[float]
 
     @property
     def known(self) -> bool:
-        """Whether these are enough to judge by."""
+        """Whether these are enough steps to judge by."""
         return len(self.token_seconds) >= KNOWN_STEPS
 
 
 def to_judge_by(later: Measured, first: Measured) -> Measured:
-    """The steps of one kind that a number of instances is judged by.
+    """Return the steps of one kind by which a number of instances is judged.
 
     Args:
         later: steps of learners that had taken a step before.
-        first: first steps of learners that had just loaded, which include their warm-up. They count where learners are
-            started anew for each step, as each step then pays for a warm-up.
+        first: first steps of learners that had just loaded, which include their warm-up. They count if learners are
+            started anew for each step, because each step then pays for a warm-up.
     """
     return first if first.known and not later.known else later
 
 
 def sizes(least: int, most: int) -> list[int]:
-    """The numbers that come into question: the most, its half, a quarter and so on, and the least."""
+    """Return the candidate numbers, rising: the most, its half, a quarter and so on, and the least."""
     found, size = {least, most}, most
     while size > least:
         found.add(size)
@@ -73,7 +74,7 @@ def sizes(least: int, most: int) -> list[int]:
 
 
 def neighbours(size: int, allowed: Sequence[int]) -> list[int]:
-    """The next smaller and the next larger number, the smaller first."""
+    """Return the next smaller and the next larger number, the smaller first."""
     return [each for each in reversed(allowed) if each < size][:1] + [each for each in allowed if each > size][:1]
 
 
@@ -85,13 +86,13 @@ def options(
     change_seconds: float,
     idle_seconds: float,
 ) -> list[LearnerOption]:
-    """What a plan may choose from: the numbers that are known, and their neighbours once there is a forecast for them.
+    """Return the options of a plan: the known numbers, and their neighbours once there is a forecast for them.
 
     Args:
-        measured: by the number of instances; the numbers in `allowed` come into question.
-        allowed: numbers of instances, rising.
-        now: how many learn at the moment.
-        change_seconds: what a change of the number adds to a step, on average of those until the next change.
+        measured: by the number of instances. Those not in `allowed` are not offered.
+        allowed: allowed numbers of instances, rising.
+        now: number of instances that learn at the moment.
+        change_seconds: mean seconds that a change of the number adds to a step, over those until the next change.
         idle_seconds: see `LearnerOption`.
     """
     known = sorted(size for size, each in measured.items() if each.known)
@@ -114,15 +115,15 @@ def options(
 
 
 def worth_trying(now: int, other: int, *, steps: int, left: int, share: float, cost_weight: float) -> bool:
-    """Whether to try another number, of which nothing is known, can cost at most `MOST_LOSS` of what is left.
+    """Return whether a trial of another number, unknown so far, can cost at most `MOST_LOSS` of the steps left.
 
-    At worst fewer instances take as many times as long as they are fewer, and cost as much; more of them are as slow as
-    before, and cost as many times as much as they are more.
+    At worst n times fewer instances take n times as long at the same cost, and n times more instances take as long as
+    before at n times the cost.
 
     Args:
-        steps: that the trial takes.
-        left: steps of the job that are left.
-        share: of a step's time that learning takes now.
+        steps: number of steps of the trial.
+        left: number of steps of the job that are left.
+        share: learning's share of a step's time now.
         cost_weight: the job's λ.
     """
     slower = (1 - cost_weight) * min(1.0, share) * (now / other - 1)
@@ -132,7 +133,7 @@ def worth_trying(now: int, other: int, *, steps: int, left: int, share: float, c
 
 
 def _scaled(seconds: Mapping[int, float], size: int) -> float:
-    """What `size` instances take by a + b/n through what was measured, neither a nor b below zero."""
+    """Return the seconds of `size` instances by a + b/n, fitted to the measured ones, with a and b at least 0."""
     inverse = np.array([1 / each for each in seconds])
     values = np.array(list(seconds.values()))
     slope = float(np.dot(inverse - inverse.mean(), values - values.mean()) / np.square(inverse - inverse.mean()).sum())

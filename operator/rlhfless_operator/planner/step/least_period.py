@@ -1,6 +1,6 @@
-"""How far apart a job's steps are at least, when rollouts may go ahead of the learner. Pure.
+"""The least seconds between two steps of a job whose rollouts may go ahead of the learner. Pure.
 
-`simulator/asynchronous/long_run.py` forecasts how far apart they are.
+`simulator/asynchronous/long_run.py` forecasts the seconds that are between them.
 """
 
 import math
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 
 def least_period(shares: Sequence[float], learning: float, max_staleness: int, *, preparation: float = 0.0) -> float:
-    """Seconds between two steps that no order of the work goes below, in the mean over many steps.
+    """Return a lower bound on the mean seconds between two steps, for any order of the work.
 
-    The learner takes `learning` a step, and the instances that prepare `preparation`. The instances that generate, of
-    which there are as many as shares, work for the sum of the shares. And a group is learnt from at most
-    `max_staleness` + 1 steps after its weights were there, so these steps take the longest share and learning.
+    The learner takes `learning` a step, and preparation takes `preparation`. Generation has one instance for each
+    share, and all of them together work for the sum of the shares. A group is learnt from at most `max_staleness` + 1
+    steps after its weights were there, so these steps take at least the longest share and `learning`.
 
     Args:
-        shares: seconds of work of each.
+        shares: seconds of work of each share.
         learning: seconds of a step's learning, until its weights are there.
-        preparation: seconds in which the instances that prepare work off a step's groups.
+        preparation: seconds in which the preparation instances work off a step's groups.
     """
     longest = max(shares) + learning
     return max(learning, preparation, math.fsum(shares) / len(shares), longest / (max_staleness + 1))

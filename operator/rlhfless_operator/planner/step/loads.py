@@ -1,4 +1,4 @@
-"""The samples of a step as columns, and the time that any set of them takes on one instance."""
+"""The samples of a step as columns, and the time of any set of them on one instance."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from rlhfless_operator.planner.step.partition import Chain, Floats
 Indices = NDArray[np.intp]
 
 _SMALL = 2**16
-"""Shares up to which their numbers have 16 bits."""
+"""Number of shares up to which a share's number has 16 bits."""
 _DENSE = 8
-"""Entries of a table of shares and groups for each sample, up to which the table is quicker than sorting."""
+"""Entries for each sample, in a table of shares by groups, up to which the table is quicker than sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,23 @@ class SampleLoad:
     index: int
     """Its number in the group."""
     prompt_tokens: int
-    """Tokens in its context before the next response token; of a sample that is resumed, those generated count too."""
+    """Tokens in its context before the next response token, including those generated so far if it is resumed."""
     expected_tokens: float
     """Response tokens still to come."""
 
 
 @dataclass(frozen=True)
 class Cuttable:
-    """A chain, and which samples its items are."""
+    """A chain with the samples of its items."""
 
     chain: Chain
     order: Indices
-    """[samples] numbers of the samples in the chain's order."""
+    """[samples] Numbers of the samples in the chain's order."""
     first: Indices
-    """[items + 1] where each item begins in `order`."""
+    """[items + 1] Place in `order` at which each item begins."""
 
     def divide(self, starts: Sequence[int]) -> list[Indices]:
-        """The samples of the shares that begin at the items `starts`."""
+        """Return the samples of the shares that begin at the items `starts`."""
         return np.split(self.order, self.first[np.asarray(starts[1:], dtype=np.intp)])
 
 
@@ -55,24 +55,25 @@ class Decoded:
     """A division on its instances."""
 
     ends: Floats
-    """[samples] When each ends."""
+    """[samples] Moment at which each ends."""
     waiting: Floats
-    """[samples] About how long each waits for room after its instance has begun."""
+    """[samples] Approximate seconds that each waits for room after its instance has begun."""
     last: Floats
-    """[shares] When each is done."""
+    """[shares] Moment at which each is done."""
     tail_end: Floats
-    """[shares] When each is done if the last that it admits is a runaway."""
+    """[shares] Moment at which each is done if the last sample that it admits is a runaway."""
 
 
 class Loads:
     """Samples as columns.
 
-    Lengths are counted in rounds, in each of which every sequence of an instance gains a token. Plans are searched by
-    linear models of a round (`lines`), and forecast by the latency itself, which with drafts is the least of these.
+    Lengths are counted in rounds: in a round every sequence of an instance gains a token. Plans are searched with
+    linear models of a round (`lines`), and forecast with the latency itself. With drafts it is the least of several
+    models.
 
     Args:
-        kv_tokens: tokens in an instance's KV cache at a time.
-        max_batch: sequences in an instance's decode step.
+        kv_tokens: most tokens in an instance's KV cache at a time.
+        max_batch: most sequences in an instance's decode step.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -91,9 +92,9 @@ class Loads:
         self.length = np.fromiter(map(attrgetter("expected_tokens"), samples), np.float64, count)
         self._check(kv_tokens)
         self.lines = _search_lines(latency, self.context, self.length, max_batch)
-        """Linear models to search for plans by; no share takes longer than by any of them."""
+        """Linear models to search plans with. No share takes longer than any of them says."""
         self.linear = len(latency.lines) == 1
-        """Whether rounds are linear, and the one model says how long they take."""
+        """Whether rounds are linear: one model gives their time."""
         self._linear_work = self._work(self.lines[0])
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
@@ -131,7 +132,8 @@ class Loads:
         return work
 
     def seconds(self, division: Sequence[Indices], start_seconds: float) -> list[float]:
-        """Time of each share of a division, one instance a share; a share computes each of its prompts once."""
+        """Return the time of each share of a division, one instance a share. A share computes each of its prompts
+        once."""
         if not self.linear:
             ends: list[float] = self.decoded(division, start_seconds, 0.0).last.tolist()
             return ends
@@ -151,14 +153,18 @@ class Loads:
         return seconds
 
     def ends(self, chosen: Indices, start_seconds: float) -> Floats:
-        """[chosen] when each sample of a share ends, admitted in the order given as far as there is room.
+        """Return the moment at which each sample of a share ends, admitted in the given order as room allows [chosen].
 
-        Exact for a batch. Where the KV cache has too little room, a sample is taken to fill what it will come to.
+        This is exact for a limited batch. In a KV cache with too little room, a sample is assumed to fill its final
+        size.
         """
         return self.decoded((chosen,), start_seconds, 0.0).ends[chosen]
 
     def decoded(self, division: Sequence[Indices], start_seconds: float, tail_tokens: float) -> Decoded:
-        """When the samples of a division end, and its shares if what they admit last had `tail_tokens` at least."""
+        """Return the ends of a division's samples, and of its shares.
+
+        `tail_end` assumes that the last sample that a share admits has at least `tail_tokens`.
+        """
         order = np.concatenate(division)
         sizes = np.array([len(chosen) for chosen in division])
         first = np.cumsum(sizes) - sizes
@@ -184,7 +190,7 @@ class Loads:
         return Decoded(ends, waiting, last, last + late * self.alone.step_seconds)
 
     def _end_at_once(self, ends: Floats, owner: Indices, shares: int, start_seconds: float) -> None:
-        """Set when each sample ends whose share runs from the start on as a whole: the shortest first.
+        """Set the ends of samples whose share runs from the start as a whole: the shortest ends first.
 
         Args:
             ends: [samples] is written to.
@@ -211,10 +217,10 @@ class Loads:
     def _linear_rounds(
         self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
     ) -> Floats:
-        """[ordered] seconds until each sample ends, by the one linear model.
+        """Return the seconds until each sample ends, by the one linear model [ordered].
 
-        A response of l tokens ends when all have made l rounds: after step · l, the whole work of those that are
-        shorter, and the work of the first l rounds of the others.
+        A response of l tokens ends when all have made l rounds: after step · l, the whole work of the shorter ones, and
+        the work of the first l rounds of the others.
         """
         (line,) = self.lines
         length, work = self.length[ordered], self._linear_work[ordered]
@@ -231,7 +237,7 @@ class Loads:
     def _least_rounds(
         self, ordered: Indices, owners: Indices, last: Indices, others: Floats, contexts: Floats
     ) -> Floats:
-        """[ordered] seconds until each sample ends, where a round takes the least of several linear models."""
+        """Return the seconds until each sample ends, if a round takes the least of several linear models [ordered]."""
         length = self.length[ordered]
         first = np.concatenate(([0], last))[owners]
         made = np.where(np.arange(len(ordered)) == first, 0.0, np.roll(length, 1))
@@ -242,11 +248,11 @@ class Loads:
         return seconds
 
     def _prompt_tokens(self, owner: Indices, group: Indices, shares: int) -> Floats:
-        """[shares] tokens of each share's prompts, each counted once.
+        """Return the tokens of each share's prompts, each prompt counted once [shares].
 
         Args:
-            owner: [chosen] share of each of some samples.
-            group: [chosen] group of each.
+            owner: [chosen] share of each chosen sample.
+            group: [chosen] group of each chosen sample.
         """
         pairs = owner * self.groups + group
         if shares * self.groups <= _DENSE * len(pairs):
@@ -260,7 +266,7 @@ class Loads:
         return np.bincount(pairs // self.groups, self._shared[pairs % self.groups], shares).astype(np.float64)
 
     def _prefill(self, chosen: Indices) -> Floats:
-        """[chosen] seconds that each admission takes: the first of a group computes the prompt that it shares."""
+        """Return the seconds of each admission [chosen]: the first sample of a group computes the shared prompt."""
         group = self.group[chosen]
         prefill: Floats = self._own[chosen].copy()
         first = np.full(self.groups, -1)
@@ -271,7 +277,7 @@ class Loads:
         return prefill
 
     def latest(self, seconds: Floats) -> Floats:
-        """[groups] the latest of each group's samples.
+        """Return the latest moment of each group's samples [groups].
 
         Args:
             seconds: [samples] moments.
@@ -282,7 +288,7 @@ class Loads:
     def whole_groups(
         self, line: LinearLatency, start_seconds: float, tail: float = 0.0, *, at_once: bool = False
     ) -> Cuttable:
-        """The chain whose items are groups, which no cut divides, by a linear model of rounds."""
+        """Return the chain whose items are whole groups, by a linear model of rounds."""
         by_prompt, start = self._by_prompt, self._group_start
         longest = np.maximum.reduceat(self.length[by_prompt], start)
         work = np.add.reduceat((self._work(line) + self._own)[by_prompt], start)
@@ -310,10 +316,10 @@ class Loads:
     def single_samples(
         self, line: LinearLatency, start_seconds: float, tail: float = 0.0, *, at_once: bool = False
     ) -> Cuttable:
-        """The chain whose items are samples; a cut inside a group pays for the group's prompt again.
+        """Return the chain whose items are samples. A cut inside a group pays for the group's prompt again.
 
-        Where samples of a group are not neighbours, because their lengths differ, each run of them is charged the
-        prompt; `seconds` of the shares that come out is exact.
+        If samples of a group are not neighbours, because their lengths differ, each run of them is charged the prompt.
+        `seconds` of the resulting shares is exact.
         """
         order = self._by_prompt[np.argsort(-self.length[self._by_prompt], kind="stable")]
         prompt = (self._shared * line.prefill_token_seconds)[self.group[order]]
@@ -353,7 +359,7 @@ class Loads:
 def _search_lines(
     latency: Latency, context: Floats, length: Floats, max_batch: int | None
 ) -> tuple[LinearLatency, ...]:
-    """The linear models for a full instance, for a single sequence, and for what is between: each once."""
+    """Return the linear models for a full instance, for a single sequence, and for a batch between: each once."""
     most = min(len(length), max_batch or len(length))
     mean = float((context + length / 2).mean())
     return tuple(dict.fromkeys(latency.at(batch, mean) for batch in (most, math.sqrt(most), 1)))

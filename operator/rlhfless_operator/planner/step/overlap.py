@@ -1,9 +1,9 @@
 """Preparation and learning after, or under, the tail of generation.
 
-Complete groups may be prepared, and their gradients accumulated, while others still decode: the update is the same,
-since the normaliser is applied at the end. A GPU that accumulates needs the weights and a buffer of its own and joins
-when an actor frees it. So the trainer is a fluid queue: groups bring work when they complete, and the GPUs that have
-joined work it off.
+Complete groups may be prepared, and their gradients accumulated, while others still decode. The update is the same,
+because the normaliser is applied at the end. A GPU that accumulates needs the weights and a buffer of its own, and
+joins when an actor frees it. So the trainer is a fluid queue: groups bring work when they complete, and the GPUs that
+have joined work it off.
 """
 
 import math
@@ -20,23 +20,23 @@ _MOMENTS = 24
 
 @dataclass(frozen=True)
 class TrainerRun:
-    """What preparing and learning took."""
+    """The time and the GPUs that preparation and learning took."""
 
     end: float
-    """When the new weights were there."""
+    """Moment at which the new weights were there."""
     gpus: int
-    """GPUs at the end."""
+    """Number of GPUs at the end."""
     gpu_seconds: float
     """GPU-seconds held, start-ups included."""
     asked: tuple[float, ...]
-    """When each GPU that was held to the end was asked for."""
+    """Moments at which the GPUs held to the end were asked for."""
     let_go: tuple[tuple[float, float], ...] = ()
-    """From when to when each GPU was held that was let go before, to be asked for again."""
+    """(begin, end) of each time that a GPU was held and let go before the end, to be asked for again."""
 
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """How a step is to be trained on."""
+    """The plan of a step's training."""
 
     gpus: int
     """Most GPUs that join."""
@@ -56,9 +56,9 @@ def run_trainer(
     """Work off groups in the order of their arrival.
 
     Args:
-        arrivals: [groups] when each group's work can be done.
+        arrivals: [groups] moments from which each group's work can be done.
         work: [groups] GPU-seconds of each.
-        free_from: [GPUs] when one, two, … GPUs are free, not falling.
+        free_from: [GPUs] moments from which one, two, … GPUs are free, not falling.
         start_seconds: from asking for a GPU to its working.
         update_seconds: of the optimizer's step and the publication of the weights, after the last group.
     """
@@ -87,13 +87,13 @@ def plan_trainer(
     reserved: int,
     reserve_seconds: float,
 ) -> TrainerPlan:
-    """Choose how many GPUs may join and from when: the least end · time_price + GPU-seconds.
+    """Choose how many GPUs may join, and from which moment: the least end · time_price + GPU-seconds.
 
     Args:
-        arrivals: [groups] when groups are expected; see `run_trainer` for the rest.
+        arrivals: [groups] moments at which groups are expected; see `run_trainer` for the rest.
         time_price: GPU-seconds that a second of the step is worth.
-        reserved: GPUs that the next step's instances need to start on while the trainer still works.
-        reserve_seconds: by which the next step is late where the trainer leaves them too few.
+        reserved: number of GPUs that the next step's instances need to start on while the trainer still works.
+        reserve_seconds: delay of the next step if the trainer leaves them too few.
     """
     most = len(free_from)
     choices = sorted({min(most, 2**k) for k in range(int(math.log2(most)) + 2)} | {max(1, most - reserved)})
@@ -114,7 +114,7 @@ def _outcomes(
     start_seconds: float,
     update_seconds: float,
 ) -> tuple[Floats, NDArray[np.intp], Floats]:
-    """[plans] end, GPUs that had joined by then and GPU-seconds of `run_trainer`, for all plans at once."""
+    """Return `run_trainer`'s end, GPUs that have joined by then, and GPU-seconds, for all plans at once [plans]."""
     order = np.argsort(arrivals, kind="stable")
     arrived = arrivals[order]
     left = np.cumsum(work[order][::-1])[::-1]
@@ -141,13 +141,13 @@ def _outcomes(
 
 
 def queue(arrivals: Floats, work: Floats, servers: int = 1) -> Floats:
-    """[items] when each is done by servers that work them off in the order of their arrival.
+    """Return the moment at which each item is done by servers that work items off in the order of arrival [items].
 
-    Exact for one server. Several work as one that is as many times as fast, except that no item is divided: none is
+    This is exact for one server. Several work as one that is as many times as fast. But no item is divided: none is
     done sooner than one server takes for it.
 
     Args:
-        arrivals: [items] when each is there.
+        arrivals: [items] moments of arrival.
         work: [items] seconds that each takes one server.
     """
     if servers > 1:
@@ -161,14 +161,14 @@ def queue(arrivals: Floats, work: Floats, servers: int = 1) -> Floats:
 
 
 def free_gpus(ends: Sequence[float], gpus: int, gpus_per_instance: int) -> Floats:
-    """[GPUs] when one, two, … of a cluster's GPUs are free, instances being released at `ends`."""
+    """Return the moments from which one, two, … of a cluster's GPUs are free, if instances end at `ends` [GPUs]."""
     spare = max(0, gpus - len(ends) * gpus_per_instance)
     freed = np.repeat(np.sort(np.asarray(ends, dtype=np.float64)), gpus_per_instance)
     return np.concatenate((np.full(spare, -math.inf), freed))[:gpus]
 
 
 def _capacity(moments: Floats, joined: Floats) -> Floats:
-    """[moments] GPU-seconds that have been available by each."""
+    """Return the GPU-seconds that have been available by each moment [moments]."""
     ranked = np.sort(joined)
     count = np.searchsorted(ranked, moments)
     sums = np.concatenate(([0.0], np.cumsum(ranked)))
@@ -177,7 +177,7 @@ def _capacity(moments: Floats, joined: Floats) -> Floats:
 
 
 def _moment_of(capacity: float, joined: Floats) -> float:
-    """When the GPU-seconds available reach `capacity`."""
+    """Return the moment at which the available GPU-seconds reach `capacity`."""
     ranked = np.sort(joined)
     reached = _capacity(ranked, ranked)
     count = int(np.searchsorted(reached, capacity))

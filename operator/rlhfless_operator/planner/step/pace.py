@@ -1,8 +1,8 @@
-"""When a learner that takes groups as they come begins, and when it lets its GPUs go while it waits for more.
+"""The pace of a learner that takes groups as they come: when it begins, and when it lets its GPUs go while it waits.
 
-It begins on the backlog that is there, and a forecast alone never keeps it: what is late is expected to take as long
-again as it is late, or to the end of the step's longest response, as one that does not end by itself does. A pure
-function of what is there and what is expected.
+It begins on the backlog of groups, and a forecast alone never keeps it. A late group is expected to be late by as much
+again, but to end no later than the step's longest response, like a response that does not end by itself. The pace is a
+pure function of the backlog and the expected groups.
 """
 
 import math
@@ -16,35 +16,35 @@ from rlhfless_operator.planner.step.overlap import TrainerRun
 Floats = NDArray[np.float64]
 
 LOOK_SECONDS = 0.25
-"""Between two looks at what has come."""
+"""Seconds between two looks at the groups that have come."""
 _WORTH = 3.0
-"""A backlog that takes this many times as long as a start is begun on at once, even if more is expected."""
+"""Length of a backlog, as a multiple of a start, from which learning begins at once, even if more is expected."""
 
 
 @dataclass(frozen=True)
 class LearnerPace:
-    """Decides for one learner. All times are seconds into the step."""
+    """The decisions of one learner. All moments are in seconds into the step."""
 
     start_seconds: float
-    """From asking for it to its working."""
+    """Seconds from asking for it to its working."""
     switch_seconds: float
-    """How long a wait has to be for letting go to be worth it: an end and a start, the steps that are taken again,
-    and what it is worth that the step may end later by a start."""
+    """Least wait for which letting go is worth its cost: an end and a start, the repeated steps, and the price of a
+    step that may end later by a start."""
     last_seconds: float = math.inf
-    """When the last group of all was expected; infinity where nothing is known of that."""
+    """Moment at which the last group of all was expected; infinity if unknown."""
 
     def begins(self, now: float, backlog: float, expected: Floats, work: Floats) -> float:
-        """When to ask for the learner, as things are now; `now` if at once.
+        """Return the moment at which to ask for the learner, as known now; `now` for at once.
 
-        A learner that is asked at E − start − Σ work ends at E, the earliest end that there is, and of those that do so
-        it holds its GPU for the shortest time (docs/research/planner.md, "The whole step"). One with a backlog of
-        several starts has enough to do to let go afterwards.
+        A learner asked for at E − start − Σ work ends at E, the earliest possible end, and holds its GPU for the
+        shortest time with that end (docs/research/planner.md, "The whole step"). A learner with a backlog of several
+        starts has enough work to begin now and let go afterwards.
 
         Args:
             now: seconds into the step.
-            backlog: seconds of work that is there.
-            expected: [groups] when those that are to come were expected.
-            work: [groups] seconds of each.
+            backlog: seconds of work that has come.
+            expected: [groups] moments at which the groups still to come were expected.
+            work: [groups] seconds of each of these.
         """
         if not expected.size or backlog >= _WORTH * self.start_seconds > 0:
             return now
@@ -56,12 +56,12 @@ class LearnerPace:
         return max(now, end - self.start_seconds - total)
 
     def lets_go(self, now: float, expected: Floats, again: float = 0.0) -> bool:
-        """Whether a learner with nothing to do is better let go than kept waiting.
+        """Return whether a learner without work is better let go than kept waiting.
 
         Args:
             now: seconds into the step.
-            expected: [groups] when those that are to come were expected.
-            again: seconds of work that is lost with it; none where its gradients stay in the host's memory.
+            expected: [groups] moments at which the groups still to come were expected.
+            again: seconds of work that is lost with it; 0 if its gradients stay in the host's memory.
         """
         if not expected.size:
             return False
@@ -70,13 +70,13 @@ class LearnerPace:
 
 
 def still_expected(now: float, expected: Floats, last: float = math.inf) -> Floats:
-    """[groups] When to expect what has not come by now.
+    """Return the moments at which to expect groups that have not come by now [groups].
 
-    What is late is expected after as long again as it is late, but not after the last of all: most likely it has a
-    response that does not end by itself, and the forecast of the last of all rests on those.
+    A late group is expected to be late by as much again, but not to come after the last of all: most likely one of its
+    responses does not end by itself, and the forecast of the last group rests on such responses.
 
     Args:
-        last: when the last group of all was expected.
+        last: moment at which the last group of all was expected.
     """
     late = np.minimum(2 * now - expected, max(last, 2 * now - last))
     return np.where(expected > now, expected, late)
@@ -93,13 +93,13 @@ def run_paced(
     update_seconds: float,
     look_seconds: float = LOOK_SECONDS,
 ) -> TrainerRun:
-    """Work off groups in the order of their arrival, with a learner that begins and lets go as its pace says.
+    """Work off groups in the order of their arrival, with a learner that begins and lets go at its pace.
 
     Args:
-        arrivals: [groups] when each group's work can be done.
-        expected: [groups] when that was expected.
+        arrivals: [groups] moments from which each group's work can be done.
+        expected: [groups] moments at which that was expected.
         work: [groups] GPU-seconds of each.
-        free_from: [GPUs] when one, two, … GPUs are free, not falling.
+        free_from: [GPUs] moments from which one, two, … GPUs are free, not falling.
         gpus: most GPUs that work at a time.
         pace: decides; its seconds of work are those of all of these GPUs.
         update_seconds: of the optimizer's step and the publication of the weights, after the last group.

@@ -2,9 +2,9 @@
 
 A chain holds items sorted by length, longest first. A share of the items i … j−1 on one instance takes
     start + repeat[i] + step · max(length[i], occupancy[i … j−1]) + work[i … j−1]   seconds
-(docs/research/planner.md derives it). Within a time limit it is best, in the number of shares and in the sum of their
-seconds alike, to fill each share as far as the limit allows, from the longest item on. So a plan is one number, the
-limit, and what remains is a search over limits.
+(docs/research/planner.md derives it). Within a time limit, the fewest shares and the least sum of their seconds both
+come from filling each share as far as the limit allows, from the longest item on. So a plan is one number, the limit,
+and the rest is a search over limits.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _FIRST_STEP = 0.01
-"""How far above its lower bound the search for the least time begins, as a ratio."""
+"""Ratio above its lower bound at which the search for the least time begins."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Chain:
         repeat: [items] seconds to add where a share begins with this item.
         step_seconds: constant part of a step.
         start_seconds: seconds that every share is charged for its instance.
-        tail: steps of an unforeseen response that any share may hold: what a share may take is limited
-            as if it held one, but it is not charged for it.
-        filling: [items] part of an instance that the item fills while it runs, where all of a share must run at once.
+        tail: steps of an unforeseen response that any share may hold. A share's time is limited as if it held one, but
+            it is not charged for it.
+        filling: [items] part of an instance that the item fills while it runs, if all of a share must run at once.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Chain:
         self.start = start_seconds
         busy, occupied = _running_sum(work), _running_sum(occupancy)
         self.fluid_seconds = float(busy[-1] + step_seconds * occupied[-1])
-        """Seconds that all items take at least, however many share a step."""
+        """Least seconds of all items, for any number of them in a step."""
         # Bisection wants scalars: arrays of doubles give them faster than numpy's and take less memory than lists.
         self._length = array("d", length.tobytes())
         self._fixed = array("d", (start_seconds + repeat).tobytes())
@@ -83,12 +83,12 @@ class Chain:
         self.slowest_item = float(alone.max())
 
     def seconds(self, start: int, end: int) -> float:
-        """Time of the share of the items `start` … `end` − 1."""
+        """Return the time of the share of the items `start` … `end` − 1."""
         rounds = max(self._length[start], self._occupancy[end] - self._occupancy[start])
         return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]
 
     def cut(self, starts: list[int]) -> Cover:
-        """The cover whose shares begin at `starts`."""
+        """Return the cover whose shares begin at `starts`."""
         ends = [*starts[1:], self.count]
         seconds = tuple(self.seconds(start, end) for start, end in zip(starts, ends, strict=True))
         total = math.fsum(seconds)
@@ -103,12 +103,10 @@ class Chain:
         return self._fixed[start] + self.step * rounds + self._work[end] - self._work[start]
 
     def fill(self, limit: float, least: int, most: int, stretch: float = 0.0) -> Cover | None:
-        """The cheapest cover of `least` to `most` shares none of which takes longer than `limit`, or None.
-
-        O(shares · log items).
+        """Return the cheapest cover of `least` to `most` shares within `limit` each, or None, in O(shares · log items).
 
         Args:
-            stretch: a share may take this multiple of its first item's time alone where that is more than `limit`.
+            stretch: a share may take this multiple of its first item's time alone if that is more than `limit`.
         """
         starts = self._starts(limit, least, most, stretch)
         return None if starts is None else self.cut(starts)
@@ -145,15 +143,15 @@ class Chain:
         return starts
 
     def cheapest(self, least: int) -> Cover:
-        """The cover of at least `least` shares with the least total, however long it takes."""
+        """Return the cover of at least `least` shares with the least total, without a limit of time."""
         cover = self.fill(math.inf, least, self.count)
         assert cover is not None
         return cover
 
     def fastest(self, least: int, most: int, tolerance: float) -> Cover | None:
-        """A cover of at most `most` shares whose makespan is within `tolerance`, a ratio, of the least possible.
+        """Return a cover of at most `most` shares whose makespan is within the ratio `tolerance` of the least possible.
 
-        Of all covers of that makespan it has the least total. None if so few shares cannot run all at once.
+        Of all covers of that makespan it has the least total. None if all samples can't run at once on so few shares.
         """
         fluid = self.start + self.fluid_seconds / most
         low = max(self.slowest_item, fluid) * (1 - 1e-12)
@@ -176,11 +174,11 @@ class Chain:
     def minimise(
         self, objective: Callable[[float, float], float], fast: Cover, least: int, most: int, tolerance: float
     ) -> Cover:
-        """The cover with the least objective(makespan, total) of those no shorter than `fast`.
+        """Return the cover with the least objective(makespan, total) of those no shorter than `fast`.
 
-        The objective must not fall when either argument rises. Branch and bound over the limit: between two limits no
-        cover is shorter than the lower nor cheaper than the cheapest at the upper. It ends within `tolerance`, a
-        ratio, of the optimum.
+        The objective must not fall when either argument rises. The search is branch and bound over the limit: between
+        two limits no cover is shorter than the lower one, or cheaper than the cheapest at the upper one. It ends within
+        the ratio `tolerance` of the optimum.
         """
         cheap = self.cheapest(least)
         best = min(fast, cheap, key=lambda cover: objective(cover.makespan, cover.total))
@@ -206,7 +204,7 @@ class Chain:
 
 
 def _running_sum(values: Floats) -> Floats:
-    """[n + 1] sums of the first 0 … n values."""
+    """Return the sums of the first 0 … n values [n + 1]."""
     sums = np.zeros(len(values) + 1)
     np.cumsum(values, out=sums[1:])
     return sums

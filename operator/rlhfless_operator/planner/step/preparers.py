@@ -1,35 +1,35 @@
-"""How many instances should prepare the groups of an asynchronous job: the fewest that hold no other stage up.
+"""The number of instances that prepare the groups of an asynchronous job: the fewest that delay no other stage.
 
 The stages of an asynchronous job work at the same time, so the slowest of them sets the pace. Preparation of W
-instance-seconds a step takes W / n seconds on n instances. That should be less than what the slowest other stage takes:
-more instances would wait, and fewer would be waited for.
+instance-seconds a step takes W / n seconds on n instances. That should be less than the time of the slowest other
+stage: with more instances some would wait, and with fewer the other stages would.
 """
 
 import math
 from dataclasses import dataclass
 
 BUSY = 0.9
-"""Most of their time that the instances should work. Groups come in bursts, and wait long for instances that are never
-idle."""
+"""Largest share of their time that the instances should work. Groups come in bursts, and wait long for instances that
+are never idle."""
 
 
 @dataclass(frozen=True)
 class PreparerChoice:
-    """A number of instances, and why."""
+    """A number of instances, and its reason."""
 
     instances: int
     reason: str
 
 
 def matching_preparers(work: float, *, generation: float, learning: float, least: int, most: int) -> PreparerChoice:
-    """The fewest instances that keep preparation from being the slowest stage.
+    """Return the fewest instances with which preparation is not the slowest stage.
 
     Args:
-        work: instance-seconds of preparation a step, as earlier steps took them; 0 where it is not known.
-        generation: seconds between two steps that generation allows; 0 where it is not known.
-        learning: seconds of learning a step, as earlier steps took them; 0 where it is not known.
-        least: fewest that are allowed.
-        most: most that are allowed.
+        work: instance-seconds of preparation in a step, by earlier steps; 0 if unknown.
+        generation: least seconds between two steps that generation allows; 0 if unknown.
+        learning: seconds of learning in a step, by earlier steps; 0 if unknown.
+        least: fewest allowed instances.
+        most: most allowed instances.
     """
     pace = max(generation, learning)
     if not work or not pace:
