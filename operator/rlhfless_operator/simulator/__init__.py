@@ -1,10 +1,13 @@
 """The simulator: the planner's decisions in discrete events, without GPUs.
 
-- `scenarios`, `hardware` and `traces` say what is simulated; `policies` are the systems that are compared, and
-  `global_ratio` is the rule of one of them.
-- `steps` runs a job step by step: `generation` and `instance` are its generation stage, `foresight` the lengths that a
-  policy expects, `step_bound` the least that any policy needs.
-- `simulate` runs policies on scenarios, `assumptions` change a scenario, and `page` shows the results.
-- `forecast`, `job_forecast` and `plan_view` tell before a run what a typical step takes and costs.
+From the top down:
+
+- `simulate`: run policies on scenarios. `page`: show the result. `assumptions`: change a scenario.
+- `job_forecast`: forecast a step of a job, on the GPUs that `hardware` finds. `plan_view`: show the forecast.
+- `steps`: run a job step by step. `generation` and `instance` are its generation stage, `foresight` has the lengths
+  that a policy expects, and `step_bound` the least that any policy needs.
 - `asynchronous/`: the same for jobs that generate ahead of their learner.
+- `forecast`: the time and cost of a typical step.
+- `policies`: the systems that are compared. `global_ratio` is the rule of one of them.
+- `scenarios`, `traces`: the settings and the response lengths to simulate.
 """

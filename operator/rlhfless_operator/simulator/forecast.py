@@ -1,4 +1,4 @@
-"""Before money is spent: what a typical step will take and cost, at several weights of cost against time."""
+"""The forecast before a run: the time and cost of a typical step, at several weights of cost against time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, 
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _ALL_THE_TIME = 0.99
-"""Part of its time in which a learner works that never waits."""
+"""Part of its time from which a learner counts as working all the time."""
 
 
 @dataclass(frozen=True)
 class Others:
-    """What a step takes besides generation."""
+    """The time and cost of a step besides generation."""
 
     seconds: float = 0.0
-    """After generation: learning and the publication of the weights. Preparation goes on beside it."""
+    """Seconds after generation: learning and the publication of the weights. Preparation goes on beside generation."""
     instance_seconds: float = 0.0
-    """Of preparation and learning."""
+    """Instance-seconds of preparation and learning."""
     paid_seconds: float | None = None
-    """The same at the price of generation's, where stages have prices of their own."""
+    """The same in instance-seconds of generation that cost as much; None if it is `instance_seconds`."""
     preparation: float = 0.0
     """Instance-seconds of preparation alone."""
     publishing: float = 0.0
-    """Part of `seconds` in which the weights are on their way, and the learner can take the next step."""
+    """Part of `seconds` in which the weights are on their way and the learner can take the next step."""
 
     @property
     def paid(self) -> float:
-        """Instance-seconds of generation that cost as much."""
+        """Instance-seconds of generation with the same cost."""
         return self.instance_seconds if self.paid_seconds is None else self.paid_seconds
 
 
@@ -49,10 +49,10 @@ def typical_step(
     longest: int,
     seed: int = 0,
 ) -> list[SampleLoad]:
-    """The groups of a step: generated, or drawn from the last visits of a trace.
+    """Return the groups of a step: generated, or drawn from the last visits of a trace.
 
     Args:
-        samples: of a group; where the trace has another number, they are drawn from the group's.
+        samples: number of samples of a group. If the trace has another number, they are drawn from the group's.
         longest: tokens at which responses are truncated.
     """
     random = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def _steps(trace: Trace | RecordedTrace) -> list[dict[int, list[int]]]:
 
 
 def matching_actors(rows: Sequence[dict[str, Any]]) -> int | None:
-    """The fewest actors beside which the learner has work all the time; None where not even the most suffice.
+    """Return the fewest actors with which the learner always has work; None if the most do not suffice.
 
     Args:
         rows: of `Forecast.actors_beside`.
@@ -89,8 +89,8 @@ class Forecast:
     """The plans that a step may have. Seconds and costs are of the whole step.
 
     Args:
-        samples: what is to be generated.
-        instance_hour: price of an instance of generation for an hour.
+        samples: to generate.
+        instance_hour: price of a generation instance for an hour.
         preparers: fewest and most instances that may prepare.
 
     Raises:
@@ -119,7 +119,7 @@ class Forecast:
         )
 
     def weighted(self, weight: float) -> dict[str, Any]:
-        """The plan at a weight of cost against time.
+        """Return the plan at a weight of cost against time.
 
         Raises:
             ValueError: for a weight outside 0 to 1, naming the nearest.
@@ -134,7 +134,7 @@ class Forecast:
         return {"cost_weight": weight, **self._row(plan)}
 
     def within_deadline(self, seconds: float) -> dict[str, Any]:
-        """The cheapest plan whose step takes no longer.
+        """Return the cheapest plan whose step takes at most `seconds`.
 
         Raises:
             InfeasibleError: naming the shortest step.
@@ -148,7 +148,7 @@ class Forecast:
         return self._row(self._planner.within_deadline(seconds - self._others.seconds))
 
     def within_budget(self, money: Decimal) -> dict[str, Any]:
-        """The fastest plan whose step costs no more.
+        """Return the fastest plan whose step costs at most `money`.
 
         Raises:
             InfeasibleError: naming the cheapest step.
@@ -167,21 +167,21 @@ class Forecast:
         return self._row(self._planner.within_budget(seconds))
 
     def front(self) -> list[dict[str, Any]]:
-        """Plans from the fastest to the cheapest, none of which is beaten in both."""
+        """Return plans from the fastest to the cheapest; no plan beats one of them in both time and cost."""
         return [self._row(plan) for plan in self._planner.front()]
 
     def ahead(self, weight: float, max_stalenesses: Sequence[int]) -> list[dict[str, Any]]:
-        """The plan at a weight, with rollouts that go ahead of the learner. The first row is the synchronous job.
+        """Return the plan at a weight with rollouts that go ahead of the learner. The first row is the synchronous job.
 
-        Instances without work are kept, or started anew where that takes less; the learner's, too.
+        Instances without work, the learner's included, are kept, or started anew if that takes less.
         """
         others = self._others
         plan = self._planner.weighted(weight, other_seconds=others.seconds, other_instance_seconds=others.paid)
         return [self._ahead_row(plan, most) for most in (0, *max_stalenesses)]
 
     def actors_beside(self, max_staleness: int) -> list[dict[str, Any]]:
-        """What numbers of actors, rising, bring beside the learner: up to the first with which it never waits, and one
-        more. Rows are those of `ahead`.
+        """Return a row of `ahead` for each number of actors, rising: up to the first with which the learner never
+        waits, and one more.
         """
         fewest = {len(plan.shares): plan for plan in self._planner.front()}
         rows: list[dict[str, Any]] = []

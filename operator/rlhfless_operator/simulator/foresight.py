@@ -1,4 +1,4 @@
-"""What a policy expects of the lengths of a step's responses: what it has learnt, or what it is told beforehand."""
+"""The response lengths that a policy expects of a step: those that it has learnt, or that it is told beforehand."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,16 +11,16 @@ from rlhfless_operator.simulator.instance import Response
 from rlhfless_operator.simulator.policies import PolicySettings
 
 LONG = 0.5
-"""Responses of at least this share of the longest that there may be are the long ones."""
+"""Share of the longest possible length from which a response counts as long."""
 
 
 class Foresight:
     """Expected lengths of one step, for its division and for its moves.
 
     Args:
-        settings: of the policy; `told` says what it knows.
+        settings: of the policy; `told` names the lengths that it knows.
         responses: with their true lengths.
-        estimates: what was learnt, by prompt.
+        estimates: learnt estimates, by prompt.
         longest: tokens at which responses are truncated.
     """
 
@@ -37,11 +37,11 @@ class Foresight:
         self._long: dict[Key, float] = {}
         self._short: dict[Key, float] = {}
         if "long" in settings.told:
-            # Who knows all that are long knows that no other one is.
+            # A policy that knows all long responses knows that no other one is long.
             estimates = {prompt: replace(each, runaways=0.0) for prompt, each in estimates.items()}
             self._long = {key: length for key, length in truth.items() if length >= LONG * longest}
         if "short" in settings.told:
-            # A long one is taken for one of the usual length, until it is longer.
+            # A long response is expected to have the usual length until it is longer.
             self._short = {
                 key: length if length < LONG * longest else estimates[key[0]].mean for key, length in truth.items()
             }
@@ -49,7 +49,7 @@ class Foresight:
 
     @property
     def runaways(self) -> dict[int, float]:
-        """By prompt, the share of its responses that may run away without having been foreseen."""
+        """Share of unforeseen runaways among each prompt's responses, by prompt."""
         surprise = "division" not in self._settings.told
         return {prompt: each.runaways if surprise else 0.0 for prompt, each in self._estimates.items()}
 
@@ -62,7 +62,7 @@ class Foresight:
         return ExpectedSamples(loads, self.runaways, self._longest)
 
     def lengths(self) -> list[float]:
-        """[responses] expected tokens of each, for the division."""
+        """Return the expected tokens of each response, for the division [responses]."""
         if "division" in self._settings.told:
             return [float(each.length) for each in self._responses]
         if self._settings.planning != "optimal":
@@ -82,10 +82,10 @@ class Foresight:
         return [foreseen[each.key] for each in self._responses]
 
     def outlook(self, key: Key, tokens: int) -> tuple[float, float]:
-        """Tokens that a response is expected to have to go still, and the chance that it is a runaway, for moves.
+        """Return the tokens that a response is expected still to need, and the chance that it is a runaway, for moves.
 
         Args:
-            tokens: that it has.
+            tokens: number that it has.
         """
         if self._truth:
             return self._truth[key] - tokens, 0.0
@@ -93,7 +93,7 @@ class Foresight:
             return self._long[key] - tokens, 0.0
         estimate = self._estimates[key[0]]
         if self._settings.planning != "optimal":
-            # The rules of the others look at counts and contexts, not at what is expected.
+            # The other systems' rules look at counts and contexts, not at expected lengths.
             return max(0.0, estimate.mean - tokens), 0.0
         if tokens < self._short.get(key, 0.0):
             most, natural = self._longest - tokens, self._short[key] - tokens

@@ -1,4 +1,4 @@
-"""One generation stage in discrete events: shares, cuts, failures, and who held what for how long."""
+"""One generation stage in discrete events: shares, cuts, failures, and the time for which instances are held."""
 
 import heapq
 import math
@@ -15,44 +15,45 @@ from rlhfless_operator.simulator.instance import Instance, Response
 
 
 class FlushSchedule(Protocol):
-    """When an instance tells of the responses that have ended; see `rlhfless_functions.generation.rollout_files`."""
+    """The moments at which an instance reports ended responses; see `rlhfless_functions.generation.rollout_files`."""
 
     def group_completed(self) -> None:
-        """All responses of a prompt that it holds have ended."""
+        """Record that all of a prompt's responses that the instance holds have ended."""
 
     def due(self, now: float, pending: int) -> str:
-        """`nothing`, or anything else if it tells of them now."""
+        """Return `nothing`, or another word if the instance reports them now."""
 
     def flushed(self, now: float) -> None:
-        """It has."""
+        """Record that the instance has reported them."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """How a stage treats its instances besides the plan."""
+    """The treatment of a stage's instances besides the plan."""
 
     rule: Rule | None = None
-    """When to cut; None for never."""
+    """Rule that decides on cuts; None for no cuts."""
     max_moves: int = 2
     tick_seconds: float = 0.25
-    """How often the rule is asked."""
+    """Seconds between two times that the rule is asked."""
     restarts_receiver: bool = False
     """Whether a running receiver is cut as well and computes its contexts again."""
     pause_seconds: float = 0.0
-    """Further cost of a cut for a receiver; until all go on, no other actor is cut."""
+    """Further seconds that a cut costs a receiver. Until all go on, no other actor is cut."""
     ready_seconds: float = 0.0
-    """When instances are ready to work; their start before that is charged but delays no sample."""
+    """Moment at which instances are ready to work; their start before that is charged but delays no sample."""
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
     flush_seconds: float = 5.0
-    """Longest time that tokens are kept in an instance alone."""
+    """Longest time for which only the instance has its newest tokens."""
     flushes: Callable[[int, float], FlushSchedule] | None = None
-    """(responses, now) → when an instance that begins with so many tells of those that have ended; at once if None."""
+    """(responses, now) → the schedule of an instance that begins with this number of responses. With None it reports
+    each ended response at once."""
 
 
 @dataclass(slots=True)
 class Held:
-    """How long an instance was held, and how much of that it worked."""
+    """The time for which an instance was held, and the part of it in which it worked."""
 
     name: str
     begin: float
@@ -62,17 +63,17 @@ class Held:
 
 @dataclass
 class GenerationRun:
-    """What came of a stage."""
+    """The result of a stage."""
 
     ends: dict[Key, float] = field(default_factory=dict)
-    """When each response ended."""
+    """Moment at which each response ended."""
     held: list[Held] = field(default_factory=list)
     seconds: float = 0.0
-    """When the last response ended."""
+    """Moment at which the last response ended."""
     moves: int = 0
-    """Responses that were moved by choice."""
+    """Number of responses moved by choice."""
     lost: int = 0
-    """Instances that were lost."""
+    """Number of instances that were lost."""
 
 
 def run_generation(
@@ -87,7 +88,7 @@ def run_generation(
     """Run the shares, one instance each.
 
     Args:
-        shares: responses in the order of admission; they are used up.
+        shares: responses in the order of admission; the run changes them.
         outlook: (sample, tokens so far) → response tokens still expected and the chance of a runaway, for the rule.
         random: for failures.
     """
@@ -96,7 +97,7 @@ def run_generation(
 
 @dataclass
 class _Untold:
-    """What one request of an instance has finished and not told of yet."""
+    """Responses that one request of an instance has finished and not reported yet."""
 
     schedule: FlushSchedule
     left_of_group: Counter[int]
@@ -184,7 +185,7 @@ class _Stage:
         heapq.heappush(self._events, (instance.next_end(), self._version[name], name))
 
     def _follow(self, name: str, now: float) -> None:
-        """Bring an instance up to now; one with nothing left is released."""
+        """Bring an instance up to now, and release it if it has nothing left."""
         instance = self._instances[name]
         ended = instance.advance(now)
         for at, key in ended:
@@ -195,7 +196,7 @@ class _Stage:
             self._close(name, ended[-1][0] if ended else now)
 
     def _request(self, name: str, now: float) -> None:
-        """An instance begins anew with what it holds."""
+        """Let an instance begin a new request with the responses that it holds."""
         if self._handling.flushes is not None:
             keys = self._instances[name].keys()
             schedule = self._handling.flushes(len(keys), now)
@@ -238,7 +239,7 @@ class _Stage:
             self._schedule(name)
 
     def _cut(self, moves: Sequence[Move], now: float) -> list[Move]:
-        """Actors that take part in moves report what they have finished; returns what is left to move."""
+        """Let the actors of these moves report their finished responses, and return the moves that are left."""
         involved = {name: None for move in moves for name in (move.source, move.destination) if name is not None}
         told: set[Key] = set()
         for name in involved:
@@ -263,7 +264,7 @@ class _Stage:
             self._close(move.source, now)
 
     def _fail(self, now: float, name: str) -> None:
-        """Lose an instance: a new one goes on with what it held."""
+        """Lose an instance. A new one goes on with the responses that it held."""
         if name not in self._instances:
             return
         self._follow(name, now)

@@ -10,21 +10,22 @@ from rlhfless_operator.planner.moves.rules import check_ratio
 
 @dataclass
 class GlobalRatio:
-    """Once the share τ of all samples is finished, the tail is gathered on as few actors as hold it."""
+    """RLHFuse: once the share τ of all samples is finished, the tail is gathered on the fewest actors that can hold
+    it."""
 
     ratio: float
     slots: int
     """Sequences that an actor decodes at a time without slowing down much."""
     kv_tokens: float = math.inf
     samples: int = 0
-    """Samples of the step."""
+    """Number of samples of the step."""
     done: bool = False
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
-        """Whether the tail has begun and is not gathered yet."""
+        """Return whether the tail has begun and is not gathered yet."""
         left = sum(len(actor.samples) for actor in actors)
         return not self.done and len(actors) > 1 and left <= (1 - self.ratio) * self.samples
 

@@ -1,4 +1,4 @@
-"""What `rlhfless plan` forecasts for: GPUs that are named, or else what a pool, this machine or a cluster has."""
+"""The hardware of `rlhfless plan`: the GPUs named by the user, else those of a pool, this machine or a cluster."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,25 +22,25 @@ def _no_nodes() -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a job may run, as far as this process can tell."""
+    """The places where a job may run, as far as this process can tell."""
 
     settings: ClusterSettings | None = None
-    """The operator's, where this process has its variables."""
+    """The operator's settings, if this process has its variables."""
     gpus: Sequence[str] = ()
-    """This machine's, as CUDA_VISIBLE_DEVICES has them."""
+    """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
     products: Sequence[str] = ()
-    """What these are, each product once."""
+    """Products of these GPUs, each once."""
     products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
-    """What a cluster's nodes have; asked where nothing else tells."""
+    """Returns the products of a cluster's nodes; called if nothing else names a GPU."""
 
 
 def look_around(
     environment: Mapping[str, str] = os.environ, products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
 ) -> Surroundings:
-    """The surroundings of this process.
+    """Return the surroundings of this process.
 
     Args:
-        environment: with the operator's variables, of which RLHFLESS_POOLS alone has to be there.
+        environment: with the operator's variables; only RLHFLESS_POOLS must be set.
 
     Raises:
         ClusterSettingsError: one of these variables is wrong.
@@ -55,26 +55,26 @@ def look_around(
 
 @dataclass(frozen=True)
 class Hardware:
-    """What instances are, and how many there may be."""
+    """The GPUs of instances, and the most actors."""
 
     gpu: str
-    """By the name of its data sheet."""
+    """Name of the GPU's data sheet."""
     gpus: int
-    """Of an instance of generation."""
+    """Number of GPUs of a generation instance."""
     actors: ActorRange
     actors_by: str
-    """What says how many actors there may be."""
+    """Source of the most actors."""
 
 
 def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surroundings) -> Hardware:
-    """The GPUs to forecast for: those that are named, else the pool's, this machine's, or the cluster's.
+    """Return the GPUs to forecast for: the named ones, else the pool's, this machine's, or the cluster's.
 
     Args:
-        gpu: by the name of its data sheet, if one is named.
-        gpus: of an instance, if that is said; what the job's engine uses if left out.
+        gpu: name of a data sheet; None if not given.
+        gpus: number of GPUs of an instance; by default the number that the job's engine uses.
 
     Raises:
-        ValueError: nothing names a GPU, or one without a data sheet; the message has the remedy.
+        ValueError: nothing names a GPU, or the GPU has no data sheet; the message has the remedy.
     """
     rehearsal, generation = job.spec.rehearsal, job.spec.generation
     gpu = gpu or (rehearsal.gpu if rehearsal else None)
@@ -107,7 +107,7 @@ def _pool_of(job: RLHFJob, around: Surroundings) -> tuple[str, PoolSettings | No
 
 
 def _named(products: Sequence[str], whose: str) -> str:
-    """The GPU that products are, of which there is one."""
+    """Return the one GPU that all products are."""
     if not products:
         raise ValueError(
             f"gpu is missing: give --gpu, one of {_KNOWN}; no pool's accelerator (RLHFLESS_POOLS), no driver of this"

@@ -11,14 +11,14 @@ from rlhfless_operator.planner.moves.migration import Key
 
 @dataclass(slots=True)
 class Response:
-    """A response and how far it is. The simulator knows its length, the planner does not."""
+    """A response and its progress. The simulator knows its length, the planner does not."""
 
     prompt: int
     index: int
     prompt_tokens: int
     length: int
     tokens: float = 0.0
-    """Response tokens it had when it was last taken in or out."""
+    """Response tokens that it had when it last entered or left an instance."""
 
     @property
     def key(self) -> Key:
@@ -27,14 +27,15 @@ class Response:
 
 
 class Instance:
-    """A running copy.
+    """A running generation instance.
 
-    Decode steps are batched over all running responses; a response that ends makes room for a waiting one, whose
-    prefill holds the others up; a prompt that the instance has computed is not computed again. Steps are rounds, in
-    which each sequence gains a token; with drafts, as many are drafted until the next event as are best at this one.
+    Decode steps are batched over all running responses. A response that ends makes room for a waiting one, and the
+    prefill of that one delays the others. A prompt that the instance has computed is not computed again. Steps are
+    rounds: each sequence gains a token in a round. With drafts, the number drafted until the next event is the best one
+    at this event.
 
     Args:
-        now: when it is ready.
+        now: moment at which it is ready.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.now = now
-        """Time up to which the instance has been followed."""
+        """Moment up to which the instance has run."""
         self.busy = 0.0
         """Seconds of prefill and decode so far."""
         self._latency = latency
@@ -64,7 +65,7 @@ class Instance:
 
     @property
     def empty(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether it has no responses."""
         return not self._running and not self._waiting
 
     def keys(self) -> list[Key]:
@@ -76,18 +77,18 @@ class Instance:
         return {key: int(r.tokens + self._steps - begun) for key, (r, begun) in self._running.items()}
 
     def add(self, responses: list[Response]) -> None:
-        """Take responses in behind those that wait."""
+        """Add responses behind those that wait."""
         self._waiting.extend(responses)
         self._admit()
 
     def pause(self, seconds: float, *, recompute: bool = False) -> None:
-        """Lose time: a cut and its new request; with `recompute` every running context is computed again."""
+        """Lose time by a cut and its new request. With `recompute` every running context is computed again."""
         self._stall += seconds
         if recompute:
             self._stall += self._latency.prefill_token_seconds * self._context
 
     def remove(self, keys: set[Key]) -> list[Response]:
-        """Take responses out, with the tokens that they have."""
+        """Remove responses, and return them with the tokens that they have."""
         taken = [self._leave(key) for key in sorted(keys & self._running.keys())]
         for response in [each for each in self._waiting if each.key in keys]:
             self._waiting.remove(response)
@@ -98,13 +99,13 @@ class Instance:
         return taken
 
     def next_end(self) -> float:
-        """When the next response ends if nothing else happens."""
+        """Return the moment at which the next response ends if nothing else happens."""
         if not self._ends:
             return math.inf
         return self.now + self._stall + self._seconds(self._ends[0][0] - self._steps)
 
     def advance(self, until: float) -> list[tuple[float, Key]]:
-        """Go on to a time; returns (time, key) of what has ended by then, in order."""
+        """Run up to a moment, and return (moment, key) of the responses that have ended by then, in order."""
         ended: list[tuple[float, Key]] = []
         while self._ends and (end := self.next_end()) <= until + 1e-9:
             self.busy += end - self.now
@@ -162,7 +163,7 @@ class Instance:
         return self._latency.at(batch, self._context / max(1, batch))
 
     def _steps_in(self, seconds: float) -> float:
-        """The inverse of `_seconds`: the positive root of a quadratic."""
+        """Return the inverse of `_seconds`: the positive root of a quadratic."""
         latency, batch = self._line(), len(self._running)
         linear = latency.step_seconds + batch * latency.sequence_seconds + latency.context_seconds * self._context
         quadratic = latency.context_seconds * batch / 2

@@ -32,11 +32,11 @@ from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
 UPDATE_SECONDS = 0.5
-"""The optimizer's step and the publication of the weights."""
+"""Time of the optimizer's step and of the publication of the weights."""
 PUBLISHING_SECONDS = 0.25
-"""Part of it in which the weights are on their way, and the learner of an asynchronous job can take the next step."""
+"""Part of it in which the weights are on their way and the learner of an asynchronous job can take the next step."""
 STARTUP_SECONDS = 30.0
-"""From asking for an instance to its being ready: the least of a full start, which takes 30 to 135 s."""
+"""From asking for an instance to its being ready: the shortest full start, of 30 to 135 s."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Question:
     model: str | None = None
     trace: str | None = None
     acceptance: float | None = None
-    """Chance that a drafted token is right; what the trace's run measured if left out."""
+    """Chance that a drafted token is right; by default as the trace's run measured it."""
     median_tokens: float | None = None
-    """Of responses, where there is no trace; a quarter of the longest if left out."""
+    """Median tokens of responses if there is no trace; by default a quarter of the longest."""
     startup_seconds: float | None = None
     instance_hour: Decimal | None = None
     weights: Sequence[float] = ()
@@ -173,7 +173,7 @@ def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence
 def _seconds_after_generation(
     job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, hardware: Hardware
 ) -> tuple[float, float]:
-    """Seconds of preparation and of learning, without the optimizer's step."""
+    """Return the seconds of preparation and of learning, without the optimizer's step."""
     requests = RequestBuilder(job, JobFolder(""), "")
     tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
     preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.passes.preparation)
@@ -183,12 +183,12 @@ def _seconds_after_generation(
 
 
 def _learner_gpus(job: RLHFJob, gpus: int) -> int:
-    """GPUs of the learner, where an instance of generation has so many."""
+    """Return the number of the learner's GPUs, if a generation instance has `gpus`."""
     return job.spec.learning.processes or gpus
 
 
 def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapping[Stage, Decimal], str]:
-    """Price of an instance of each stage for an hour, and who says so."""
+    """Return the price of an instance of each stage for an hour, and its source."""
     if question.instance_hour is not None:
         return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
     if job.spec.prices.given:
@@ -204,7 +204,7 @@ def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapp
 
 
 def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]) -> Others:
-    """What a step takes besides generation.
+    """Return the time and cost of a step besides generation.
 
     Args:
         preparation: seconds.
@@ -241,8 +241,7 @@ def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
 
 
 def _tokens_per_pass(trace: str | None) -> float | None:
-    """Mean of the last steps of the run that the lengths are from; None where they are from no run, or from one that
-    did not count passes."""
+    """Return the mean over the last steps of the trace's run; None if there is no run, or it did not count passes."""
     if trace is None:
         return None
     steps = [
@@ -254,7 +253,7 @@ def _tokens_per_pass(trace: str | None) -> float | None:
 
 
 def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
-    """What the forecast drafts with: what is asked for, or what an engine that drafts on GPUs would have.
+    """Return the drafts of the forecast: as the question asks, or as an engine that drafts on GPUs would have them.
 
     Raises:
         ValueError: naming an acceptance that does not fit.

@@ -1,4 +1,4 @@
-"""A page about a scenario: what each policy holds and when, time against cost, idle time, and the policy's own cost."""
+"""A page about a scenario: the instances of each policy over time, time against cost, idle time, and planning time."""
 
 import time
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ def scenario_page(
     result: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """The whole page as HTML.
+    """Return the whole page as HTML.
 
     Args:
-        seeds: what `simulate` runs; the Gantt charts are of the first one's last step.
-        trace: lengths of a real run instead of the scenario's.
-        result: of `simulate`, where there is one already.
-        progress: see `simulate`.
+        seeds: of `simulate`; the Gantt charts are of the first one's last step.
         weights: λ of the points of our front.
-        sizes: samples of the plans that are timed.
+        sizes: numbers of samples of the plans that are timed.
+        trace: lengths of a real run instead of the scenario's.
+        result: of `simulate`, if there is one already.
+        progress: see `simulate`.
     """
     found = find_scenario(scenario) if isinstance(scenario, str) else scenario
     if trace is not None:
@@ -102,7 +102,7 @@ def _gantts(scenario: Scenario, seed: int, trace: Trace | RecordedTrace | None) 
 
 
 def _spans(scenario: Scenario, step: StepResult, *, everything: bool) -> list[SpanRecord]:
-    """States of the instances of a step; a row of the learner is a GPU while it is held, waiting included."""
+    """Return the states of a step's instances. A row of the learner is a GPU while it is held, waiting included."""
     offset = max(0.0, -min(each.begin for each in step.held))
     spans = []
 
@@ -130,7 +130,7 @@ def _spans(scenario: Scenario, step: StepResult, *, everything: bool) -> list[Sp
 
 
 def _own_cost(scenario: Scenario, sizes: Sequence[int]) -> str:
-    """Processor time of a plan for more and more samples of this scenario's lengths."""
+    """Return the processor time of a plan for more and more samples of this scenario's lengths."""
     profile = scenario.profile()
     seconds = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What `rlhfless plan` shows: the tables and sentences of a forecast."""
+"""The output of `rlhfless plan`: the tables and sentences of a forecast."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -27,7 +27,7 @@ def _drafting(found: dict[str, Any]) -> str:
 
 
 def view(found: dict[str, Any]) -> Group:
-    """A forecast for the terminal."""
+    """Return a forecast for the terminal."""
     source = "measured" if found["measured"] else "computed from the data sheet"
     currency = found["currency"]
     head = (

@@ -1,9 +1,9 @@
-"""The systems that are compared, each as what it plans with, when it cuts, and what it may overlap and release.
+"""The systems that are compared: how each plans, when it cuts, and which work it overlaps and which GPUs it releases.
 
-Every baseline gets prefix caching within an instance, migration of running samples without stopping the receiver, and
-instances released as soon as they are empty where it can release at all. Its ratio and batch here are those that
-served it best on the first scenario (docs/research/simulation.md). Ours pays a pause of the receiver for
-each cut, since an instance takes one request at a time; its engine's prefix cache keeps what the receiver had.
+Every baseline has prefix caching within an instance, and moves running samples without stopping the receiver. If it
+releases instances at all, it does so as soon as they are empty. Its ratio and batch are the best for it on the first
+scenario (docs/research/simulation.md). Ours pays a pause of the receiver for each cut, because an instance takes one
+request at a time; its engine's prefix cache keeps the receiver's contexts.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from rlhfless_operator.simulator.scenarios import Scenario
 PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
 
 Told = Literal["division", "migration", "arrivals", "long", "short"]
-"""What a policy may be told beforehand: the lengths that it divides by, those that its rule for moves goes by, when
+"""Knowledge that a policy may have beforehand: the lengths for its division, those for its moves, the moments at which
 groups are complete, the lengths of the long responses (`foresight.LONG`), and those of all others."""
 
 RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
-"""(scenario, profile, samples, instance-seconds that a second is worth) → a step's rule."""
+"""(scenario, profile, samples, price of a second in instance-seconds) → a step's rule."""
 
 
 @dataclass(frozen=True)
@@ -33,40 +33,42 @@ class PolicySettings:
     name: PolicyName
     stands_for: str
     planning: Literal["even", "ranked", "optimal"]
-    """Even split of unsorted prompts; equal numbers of ranked prompts on the best number of actors; our planner."""
+    """`even`: an even split of unsorted prompts. `ranked`: equal numbers of ranked prompts on the best number of
+    actors. `optimal`: our planner."""
     lengths: Literal["ignored", "learnt"]
     told: frozenset[Told] = frozenset()
-    """What it knows beforehand, instead of what it has learnt."""
+    """Knowledge that it has beforehand, instead of learning it."""
     rule: RuleMaker | None = None
     holds_everything: bool = False
-    """All GPUs are held for the whole step."""
+    """Whether all GPUs are held for the whole step."""
     generating_share: float = 1.0
-    """Part of the instances that generate, where everything is held; the GPUs of the others only prepare and learn."""
+    """Part of the instances that generate, if everything is held. The GPUs of the others only prepare and learn."""
     drafts: bool = True
-    """It drafts, in a scenario with drafts."""
+    """Whether it drafts in a scenario with drafts."""
     starts: bool = True
-    """Instances and the GPUs of the learner are started, which takes time and is charged. Else both stay everywhere."""
+    """Whether instances and the learner's GPUs are started, which takes time and is charged. Else both stay on all
+    GPUs."""
     knows_batch: bool = True
-    """Its forecast has responses wait for room in a batch and in the KV cache."""
+    """Whether its forecast lets responses wait for room in a batch and in the KV cache."""
     paces: bool = True
-    """Its learner decides on what has come when it begins and lets go, not on the forecast alone."""
+    """Whether its learner begins and lets go by the groups that have come, and not by the forecast alone."""
     may_hold: bool = False
-    """It may hold GPUs with both models on them for whole steps, where starts cost more."""
+    """Whether it may hold GPUs with both models for whole steps if starts cost more."""
     restarts_receiver: bool = False
-    """A receiver's contexts are computed again, as with an engine that keeps nothing between requests."""
+    """Whether a receiver's contexts are computed again, as by an engine that keeps nothing between requests."""
     pause_seconds: float = 0.0
-    """What a cut costs a receiver."""
+    """Seconds that a cut costs a receiver."""
     tick_seconds: float = 0.25
     warms: bool = True
-    """Instances are started while the learner still works, where there are GPUs for both."""
+    """Whether instances are started while the learner still works, if there are GPUs for both."""
     overlaps_preparation: bool = False
-    """Complete groups are prepared while others decode, on GPUs that are free."""
+    """Whether complete groups are prepared while others decode, on free GPUs."""
     overlaps_learning: bool = False
-    """Their gradients are accumulated as well."""
+    """Whether their gradients are accumulated as well."""
 
 
 ROOFLINE_BATCH = 64
-"""Sequences that the baselines gather on an instance: few enough not to slow it down much."""
+"""Number of sequences that the baselines gather on an instance: few enough not to slow it down much."""
 
 
 def _actor_ratio(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
@@ -96,7 +98,7 @@ def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: f
 
 
 PAUSE_SECONDS = 0.3
-"""What a chosen cut costs a receiver of ours besides the prefill: closing the stream, the flush, a new request."""
+"""Seconds that a chosen cut costs a receiver of ours besides the prefill: end of the stream, flush, new request."""
 
 POLICIES = {
     settings.name: settings

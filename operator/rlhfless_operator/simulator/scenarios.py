@@ -1,4 +1,4 @@
-"""What is simulated: hardware, model, workload and the assumptions where nothing is published."""
+"""The scenarios: hardware, model, workload, and assumptions for numbers that are not published."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 
 @dataclass(frozen=True)
 class Scenario:
-    """One setting. Numbers without a published source are marked so and swept in docs/research/simulation.md."""
+    """One setting. Numbers without a published source are marked, and swept in docs/research/simulation.md."""
 
     name: str
     model: ModelShape
@@ -39,15 +39,15 @@ class Scenario:
     gpu_hour: float
     """Price of a GPU for an hour, dollars."""
     max_batch: int = 256
-    """Sequences in a decode step: the engine's usual limit."""
+    """Most sequences in a decode step: the engine's usual limit."""
     startup_seconds: float = 2.0
-    """Waking an instance that sleeps with its weights in host memory (published: 0.1 to 6 s)."""
+    """Time to wake an instance that sleeps with its weights in host memory (published: 0.1 to 6 s)."""
     weight_load_seconds: float = 3.0
-    """Taking the new weights (published: 3.5 s by broadcast). Everyone pays it, static actors too."""
+    """Time to take the new weights (published: 3.5 s by broadcast). All policies pay it, static actors too."""
     trainer_start_seconds: float = 3.0
-    """Waking the learner with its state from host memory. Not published: assumed. Static actors do not pay it."""
+    """Time to wake the learner with its state from host memory. Assumed. Static actors do not pay it."""
     update_seconds: float = 0.5
-    """The optimizer's step and the publication of the weights."""
+    """Time of the optimizer's step and of the publication of the weights."""
     publishing_seconds: float = 0.25
     """Part of `update_seconds` in which the weights are on their way. Our asynchronous learner goes on meanwhile.
     Assumed."""
@@ -59,8 +59,8 @@ class Scenario:
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
     drafts: Drafts | None = None
-    """How well tokens are drafted from the second epoch on; None where nothing is drafted. In the first, nothing is
-    known to draft from."""
+    """Quality of drafts from the second epoch on; None if nothing is drafted. In the first epoch there is nothing to
+    draft from."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cost_weight <= 1:
@@ -79,11 +79,11 @@ class Scenario:
 
     @property
     def instances(self) -> int:
-        """Most instances at a time."""
+        """Largest number of instances at a time."""
         return self.gpus // self.gpus_per_instance
 
     def draw_trace(self, seed: int) -> Trace:
-        """Lengths of all responses of a run."""
+        """Draw the lengths of all responses of a run."""
         return generate(
             self.lengths,
             epochs=self.epochs,
@@ -93,7 +93,7 @@ class Scenario:
         )
 
     def profile(self, *, drafts: bool = True) -> InstanceProfile:
-        """An instance of this scenario, with its drafts or without."""
+        """Return the profile of an instance, with or without the scenario's drafts."""
         measured = MEASURED.get((self.gpu.name, self.model.name, self.gpus_per_instance))
         table = measured or roofline(self.model, self.gpu, self.gpus_per_instance)
         linear = table.linear()
@@ -106,7 +106,7 @@ class Scenario:
         )
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
-        """Forward passes of the reference policy, and of the critic of PPO.
+        """Return the GPU-seconds of forward passes of the reference policy, and of PPO's critic.
 
         A step is one update, so the ratios are 1 and the old policy is not needed.
         """
@@ -114,7 +114,7 @@ class Scenario:
         return passes * 2 * self.model.parameters * tokens / (self.gpu.flops * self.preparation_utilisation)
 
     def learning_gpu_seconds(self, tokens: float) -> float:
-        """Forward and backward passes of the policy, and of PPO's critic."""
+        """Return the GPU-seconds of forward and backward passes of the policy, and of PPO's critic."""
         models = 2 if self.algorithm == "ppo" else 1
         return models * 6 * self.model.parameters * tokens / (self.gpu.flops * self.training_utilisation)
 
@@ -126,7 +126,7 @@ _GPQA = LengthStatistics(median=500, longest=2048, prompt_median=250, runaways=0
 _LIVECODEBENCH = LengthStatistics(median=600, longest=2048, prompt_median=500, runaways=0.05)
 
 GPU_HOUR = {"L40S": 30.131 / 8, "H100": 55.04 / 8, "H200": 63.296 / 8}
-"""Dollars: AWS on demand, an eighth of g6e.48xlarge, p5.48xlarge and p5en.48xlarge."""
+"""Dollars for an hour: AWS on demand, an eighth of g6e.48xlarge, p5.48xlarge and p5en.48xlarge."""
 
 # The paper's batch is not published: assumed are 256 prompts of 8 samples (GRPO) and 1,024 prompts of one (PPO). The
 # docs sweep it.
@@ -137,7 +137,7 @@ _BATCHES: dict[str, dict[str, Any]] = {
 
 
 def _paper() -> list[Scenario]:
-    """The paper's setting: each model on each task with each algorithm."""
+    """Return the paper's settings: each model on each task with each algorithm."""
     return [
         Scenario(
             name=f"paper-{size}-{task}-{algorithm}",
@@ -185,10 +185,10 @@ SCENARIOS = {scenario.name: scenario for scenario in (*_paper(), _LARGE, _TAILS)
 
 
 def find_scenario(name: str) -> Scenario:
-    """The scenario of that name.
+    """Return the scenario with this name.
 
     Raises:
-        ValueError: naming all there are.
+        ValueError: naming all scenarios.
     """
     if name not in SCENARIOS:
         raise ValueError(f"scenario is {name!r}: choose one of {', '.join(SCENARIOS)}")

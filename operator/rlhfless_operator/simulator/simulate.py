@@ -1,4 +1,4 @@
-"""Policies on scenarios over seeds: the numbers, and the table."""
+"""Runs of policies on scenarios over seeds: the numbers, and the table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,13 +43,13 @@ def simulate(
 ) -> dict[str, Any]:
     """Run policies on a scenario.
 
-    The figures are means of a training step, of all epochs but the first where there are several: what is learnt has
-    then been learnt. Every policy sees the same lengths.
+    The figures are means of a training step. If there are several epochs, the first is left out, because lengths are
+    learnt in it. Every policy sees the same lengths.
 
     Args:
         seeds: each makes a trace of its own, unless one is given.
-        trace: lengths of a real run instead of the scenario's. Its steps are as they were; where it has none, its
-            prompts are drawn anew for each seed.
+        trace: lengths of a real run instead of the scenario's. Its steps are simulated as they were. If it has no
+            steps, its prompts are drawn anew for each seed.
         cost_weight: λ instead of the scenario's.
 
     Returns:
@@ -74,7 +74,7 @@ def simulate_variants(
     trace: Trace | RecordedTrace | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """`simulate` for policies that are given as their settings, by the names that they have in the result.
+    """Run policies given by their settings, as `simulate` does. `variants` has them by their names in the result.
 
     Raises:
         ValueError: for a seed list or trace that cannot be simulated.
@@ -114,7 +114,7 @@ def simulate_variants(
 
 
 def table(result: dict[str, Any]) -> Table:
-    """A result for the terminal, each policy beside the first."""
+    """Return a result for the terminal, each policy beside the first."""
     view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
     view.add_column("policy", overflow="fold")
     for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
@@ -135,7 +135,7 @@ def table(result: dict[str, Any]) -> Table:
 
 
 def step_count(scenario: Scenario, trace: Trace | RecordedTrace | None) -> int:
-    """Steps of one policy on one seed."""
+    """Return the number of steps of one policy on one seed."""
     if trace is None:
         return scenario.steps_per_epoch * scenario.epochs
     return trace.step_count(fitted(scenario, trace).prompts_per_step)
@@ -160,7 +160,7 @@ def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
 
 
 def _spread(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over seeds, and their standard deviations, 0 for a single seed."""
+    """Return the means over seeds, and their standard deviations: 0 for a single seed."""
     found: dict[str, float] = {}
     for name in METRICS:
         values = [run[name] for run in runs]
@@ -177,7 +177,7 @@ def _policy(name: str) -> PolicySettings:
 
 
 def fitted(scenario: Scenario, trace: Trace | RecordedTrace) -> Scenario:
-    """The scenario with a trace's sizes.
+    """Return the scenario with a trace's sizes.
 
     Raises:
         ValueError: if all responses are empty.

@@ -21,16 +21,16 @@ def least_gpu_seconds(
     starts: bool = True,
     drafts: bool = True,
 ) -> float:
-    """GPU-seconds below which no policy takes the step within `seconds`; infinity if none is so fast.
+    """Return the least GPU-seconds with which any policy takes the step within `seconds`; infinity if none is so fast.
 
-    Generation obeys Theorem 3 of docs/research/planner.md. A group cannot be complete before its longest response has
-    decoded alone on an instance that loaded the new weights, and what is then still to be learnt has all GPUs at most.
+    Generation obeys Theorem 3 of docs/research/planner.md. A group can't be complete before its longest response has
+    decoded alone, on an instance that loaded the new weights. The learning left then has at most all GPUs.
 
     Args:
         lengths: response tokens of each group, by prompt.
         prompt_tokens: by prompt.
-        starts: whether instances and the GPUs of the learner have to be started.
-        drafts: whether there are drafts, where the scenario has any.
+        starts: whether instances and the learner's GPUs must be started.
+        drafts: whether the scenario's drafts are used.
     """
     profile = scenario.profile(drafts=drafts)
     startup, trainer_start = (profile.startup_seconds, scenario.trainer_start_seconds) if starts else (0.0, 0.0)

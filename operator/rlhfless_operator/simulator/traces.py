@@ -1,4 +1,4 @@
-"""Response lengths to simulate with: a generator with the published statistics, and traces of real runs."""
+"""Response lengths for the simulator: a generator with the published statistics, and traces of real runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class TraceStep:
     """The groups of a training step."""
 
     epoch: int
-    """Earlier visits of its prompts."""
+    """Number of earlier visits of its prompts."""
     lengths: dict[int, list[int]]
     """Response tokens of each prompt's group."""
 
@@ -29,7 +29,7 @@ class Trace:
 
     @property
     def epochs(self) -> int:
-        """Visits of each prompt."""
+        """Number of visits of each prompt."""
         return int(self.response_tokens.shape[0])
 
     @property
@@ -52,7 +52,8 @@ class Trace:
         return self.epochs * (self.prompts // prompts_per_step)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
-        """Training steps: in each epoch the prompts in a new order, and those left over at its end left out."""
+        """Yield training steps. Each epoch has the prompts in a new order, and leaves out those left over at its
+        end."""
         for epoch in range(self.epochs):
             order = random.permutation(self.prompts).tolist()
             for begin in range(0, self.prompts - prompts_per_step + 1, prompts_per_step):
@@ -62,12 +63,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """Lengths of a run, step by step as they were."""
+    """The lengths of a run, step by step."""
 
     prompt_tokens: NDArray[np.int64]
     """[prompts]"""
     recorded: Sequence[TraceStep]
-    """By the order of steps; not empty."""
+    """Steps in their order; not empty."""
 
     @property
     def prompts(self) -> int:
@@ -86,7 +87,7 @@ class RecordedTrace:
 
     @property
     def prompts_per_step(self) -> int:
-        """Prompts of the largest step."""
+        """Number of prompts of the largest step."""
         return max(len(step.lengths) for step in self.recorded)
 
     def step_count(self, prompts_per_step: int) -> int:
@@ -94,16 +95,17 @@ class RecordedTrace:
         return len(self.recorded)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
-        """The run's own steps; the arguments do not matter."""
+        """Return the run's own steps; the arguments have no effect."""
         yield from self.recorded
 
 
 @dataclass(frozen=True)
 class LengthStatistics:
-    """What a workload's lengths are like.
+    """Statistics of a workload's lengths.
 
-    Per-prompt lognormal means, noise within a group, a first-order autoregression over epochs and a small share of
-    runaways that reach the cap. Runaways keep to some prompts: each prompt's share is drawn from a Beta distribution.
+    Prompts have lognormal means, with noise within a group and a first-order autoregression over epochs. A small share
+    of responses are runaways that reach the cap. They keep to some prompts: each prompt's share is drawn from a Beta
+    distribution.
     """
 
     median: float
@@ -120,7 +122,7 @@ class LengthStatistics:
     persistence: float = 0.99
     """Correlation of a prompt's mean from one epoch to the next; 0.99 moves a prompt by 3 % of the ranks."""
     drift: float = 0.0
-    """Change of the logarithm of all lengths from one epoch to the next."""
+    """Change of the logarithm of all lengths from one epoch to the next epoch."""
     runaways: float = 0.02
     """Share of responses that reach the cap."""
 
@@ -140,7 +142,7 @@ def generate(statistics: LengthStatistics, *, epochs: int, prompts: int, samples
             level = statistics.persistence * level + innovation
         logarithm = np.log(statistics.median) + statistics.drift * epoch + statistics.spread * level
         drawn = np.exp(logarithm[:, None] + random.normal(0, statistics.noise, (prompts, samples)))
-        # Those that end by themselves stay below the cap; what is longer is a runaway too, as it would be in a run.
+        # Responses that end by themselves stay below the cap. Longer ones are runaways too, as in a run.
         drawn[random.random((prompts, samples)) < tendency[:, None]] = statistics.longest
         lengths[epoch] = np.clip(np.rint(drawn), 1, statistics.longest).astype(np.int64)
     drawn_prompts = statistics.prompt_median * np.exp(random.normal(0, 0.4, prompts))
@@ -158,9 +160,10 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def read_trace(place: str | Path) -> Trace | RecordedTrace:
-    """Read what a run or `write_trace` wrote: a file, a folder of parts, or a run's folder.
+    """Read a trace from a file, a folder of parts, or a run's folder, as a run or `write_trace` wrote it.
 
-    With steps it is replayed as it was. Without, epochs in which not every prompt was visited are left out.
+    A trace with steps keeps them. From a trace without steps, epochs in which not every prompt was visited are left
+    out.
 
     Raises:
         ValueError: naming the file, the column and the remedy.
@@ -192,7 +195,8 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
 def _recorded(
     step: NDArray[np.int64], prompt: NDArray[np.intp], sample: NDArray[np.int64], response_tokens: NDArray[np.int64]
 ) -> list[TraceStep]:
-    """Steps in their order, groups with their samples in order. An epoch is over when a prompt comes again."""
+    """Return the steps in their order, with the samples of each group in order. A prompt that comes again begins a new
+    epoch."""
     steps: dict[int, dict[int, list[int]]] = {}
     for row in np.lexsort((sample, prompt, step)).tolist():
         steps.setdefault(int(step[row]), {}).setdefault(int(prompt[row]), []).append(int(response_tokens[row]))

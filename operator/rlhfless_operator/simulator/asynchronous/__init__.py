@@ -1,6 +1,9 @@
 """Asynchronous systems in discrete events.
 
-`job` is ours, with `rollouts` and `live_plans`; `streaming` is how others stream groups; `systems` names them all.
-`compare` tunes and compares them, `bound` has the least that any system needs, and `long_run` the steady pace of ours.
-`work` is what is generated and learnt from.
+- `compare`: tune and compare all systems. `systems` has them as data.
+- `rollouts`: run ours on a scenario. `job` has its events, and `live_plans` its plans.
+- `streaming`: run the other systems, whose groups stream to the learner.
+- `long_run`: the steady pace of ours.
+- `bound`: the least time that any system needs.
+- `work`: groups, steps and the outcome of a run.
 """

@@ -1,4 +1,4 @@
-"""The least time in which any system with a split of the GPUs takes some steps.
+"""Lower bounds on the time in which a system with a split of the GPUs takes some steps.
 
 docs/research/asynchronous.md has the proof.
 """
@@ -17,10 +17,10 @@ Floats = NDArray[np.float64]
 
 
 def decode_instance_seconds(scenario: Scenario, groups: Sequence[Group], sequences: int) -> float:
-    """Instance-seconds of generation below which no system gets these groups, however it divides and moves them.
+    """Return the least instance-seconds in which a system generates these groups, for any division and any moves.
 
     Args:
-        sequences: most that an instance decodes at a time.
+        sequences: most sequences that an instance decodes at a time.
     """
     lengths, contexts = _lengths(groups), _contexts(groups)
     latency = scenario.profile().latency
@@ -39,12 +39,12 @@ def least_seconds(
     regroups: bool = False,
     publishes_beside: bool = False,
 ) -> float:
-    """Seconds from the beginning to the last version below which no system takes these steps.
+    """Return the least seconds from the beginning to the last version in which a system takes these steps.
 
     Args:
-        steps: the groups of each.
+        steps: the groups of each step.
         most_stale: greatest staleness of a group, by its oldest token.
-        regroups: whether steps may have had the groups of others.
+        regroups: whether steps may exchange groups.
         publishes_beside: whether the learner goes on while weights are on their way.
     """
     groups = [group for step in steps for group in step]
@@ -71,7 +71,7 @@ def stale_seconds(
     *,
     regroups: bool = False,
 ) -> float:
-    """What staleness alone asks for: that of `least_seconds`'s bounds which more GPUs hardly lower."""
+    """Return the bound of staleness alone: the one of `least_seconds`'s bounds that more GPUs hardly lower."""
     groups = [group for step in steps for group in step]
     latency = scenario.profile().latency
     longest = np.array([max(group.lengths) for group in groups], dtype=np.float64)
@@ -93,7 +93,7 @@ def stale_seconds(
 def whole_cluster_seconds(
     scenario: Scenario, steps: Sequence[Sequence[Group]], most_stale: int, *, regroups: bool = False
 ) -> float:
-    """`least_seconds` for anyone with all GPUs of the scenario, however they are split and whenever that changes."""
+    """Return the bound for any system with all GPUs of the scenario, for any split at any time."""
     groups = [group for step in steps for group in step]
     everything = Split(scenario.instances, scenario.gpus, scenario.max_batch)
     tokens = sum(group.tokens for group in groups)

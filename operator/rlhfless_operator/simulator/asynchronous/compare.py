@@ -21,21 +21,21 @@ from rlhfless_operator.simulator.steps import StepResult, run_policy
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
 
 SYNCHRONOUS = ("static", "rlhfless")
-"""Policies of synchronous steps that the others are beside; the first is what speeds are relative to."""
+"""Synchronous policies beside the asynchronous systems. Speeds are relative to the first."""
 SHARES = (1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4)
-"""Parts of the cluster that generation is tried with."""
+"""Parts of the cluster to try for generation."""
 SEQUENCES = 64
-"""What an instance decodes at a time at most, tried besides the scenario's own limit."""
+"""Most sequences that an instance decodes at a time: tried besides the scenario's own limit."""
 TUNING_STEPS = 8
-"""Of the runs that choose a split."""
+"""Number of steps of the runs that choose a split."""
 Progress = Callable[[str], None]
-"""Told of each run that is done."""
+"""Called for each run that is done."""
 
 
 def run_system(
     scenario: Scenario, system: System, split: Split, trace: Trace | RecordedTrace, seed: int, steps: int
 ) -> Outcome:
-    """So many steps of one system, the first of them included, for which nothing is generated beforehand."""
+    """Run the first `steps` steps of one system. Nothing is generated before the first step begins."""
     batches = draw_steps(scenario, trace, seed)
     if isinstance(system, Streaming):
         return run_streaming(scenario, system, split, batches, steps)
@@ -43,10 +43,10 @@ def run_system(
 
 
 def splits(scenario: Scenario, system: System) -> list[Split]:
-    """Splits of all GPUs that a system is tried with.
+    """Return the splits of all GPUs to try for a system.
 
     Raises:
-        ValueError: for a cluster without room for all of the system's stages.
+        ValueError: for a cluster without room for all stages of the system.
     """
     own = scenario.gpus_per_instance if isinstance(system, Rollouts) and system.preparers else 0
     instances = {max(1, round(share * scenario.instances)) for share in SHARES}
@@ -65,7 +65,7 @@ def splits(scenario: Scenario, system: System) -> list[Split]:
 
 
 def _preparers(scenario: Scenario, system: System, gpus: int) -> int:
-    """The fewest preparation instances that don't hold up a learner on the rest of these GPUs.
+    """Return the fewest preparation instances that don't delay a learner on the rest of these GPUs.
 
     Args:
         gpus: at least one more than an instance has.
@@ -91,12 +91,12 @@ def tune(
     *,
     static: Sequence[StepResult],
 ) -> Split:
-    """What serves a system best: the least sum of time and cost, each relative to static actors.
+    """Return the best split for a system: the least sum of time and cost, each relative to static actors.
 
-    From few instances on, more are tried until two splits in a row have been worse than the best.
+    Splits are tried from few instances to many, until two in a row are worse than the best.
 
     Args:
-        static: as many steps of static actors.
+        static: the same number of steps of static actors.
     """
     time, cost = sum(step.seconds for step in static), sum(step.gpu_seconds for step in static)
 
@@ -120,7 +120,7 @@ def tune(
 def run_synchronous(
     scenario: Scenario, policy: str, trace: Trace | RecordedTrace, seed: int, steps: int
 ) -> list[StepResult]:
-    """The first steps of a policy of synchronous steps; fewer where the trace has fewer."""
+    """Run the first `steps` steps of a synchronous policy, or fewer if the trace has fewer."""
     settings = POLICIES[policy]  # type: ignore[index]
     return run_policy(scenario, settings, trace, seed)[:steps]
 
@@ -136,11 +136,11 @@ def compare(
 ) -> dict[str, Any]:
     """Run synchronous policies and asynchronous systems over the same lengths.
 
-    Figures are means of a step over whole runs, the first steps included. Each system has the split that serves it best
-    in the first steps of the first seed.
+    Figures are means of a step over whole runs, the first steps included. Each system has its best split for the first
+    steps of the first seed.
 
     Args:
-        steps: of each run.
+        steps: number of steps of each run.
         trace: lengths of a real run instead of the scenario's.
 
     Returns:
@@ -218,13 +218,13 @@ def _synchronous_row(
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over seeds; of the greatest staleness the greatest."""
+    """Return the means over seeds, and the greatest of the greatest staleness."""
     means = {name: fmean(row[name] for row in rows) for name in rows[0]}
     return means | {"most_stale": max(row["most_stale"] for row in rows), "steps_an_hour": 3600 / means["seconds"]}
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """A result for the terminal, each beside the first."""
+    """Return a result for the terminal, each row beside the first."""
     seeds = len(result["seeds"])
     view = Table(title=f"{result['scenario']}, {seeds} seeds, means of {result['steps']} steps", title_justify="left")
     view.add_column("policy")
@@ -245,11 +245,11 @@ HEADINGS = (
     "of its bound, of anyone's",
     "instances, learner's GPUs, batch, preparers",
 )
-"""Of the columns after the name."""
+"""Headings of the columns after the name."""
 
 
 def cells(row: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    """A row's cells under `HEADINGS`, beside the first row."""
+    """Return a row's cells under `HEADINGS`, beside the first row."""
     split = row.get("split")
     idle = f"{row['generation_idle']:.0%}, {row['learner_idle']:.0%}" if split else ""
     return [

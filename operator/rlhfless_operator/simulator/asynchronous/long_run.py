@@ -1,4 +1,4 @@
-"""How far apart a job's steps are in the long run, where every rollout has the same shares."""
+"""The seconds between a job's steps in the long run, if every rollout has the same shares."""
 
 import itertools
 import math
@@ -15,39 +15,39 @@ from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, staleness_of
 
 _STEPS = 24
-"""Steps that are gone through. The second half of them counts, when the beginning is forgotten."""
+"""Number of simulated steps. Only the second half counts: the beginning has no more effect then."""
 
 
 @dataclass(frozen=True)
 class LongRun:
-    """What a step takes in the long run."""
+    """Means of a step in the long run."""
 
     seconds: float
-    """Between two steps."""
+    """Seconds between two steps."""
     generation_seconds: float
-    """Of instances of generation at work, a step."""
+    """Instance-seconds in which generation instances work, for each step."""
     generation_busy: float
-    """Part of their time in which instances of generation work."""
+    """Part of their time in which generation instances work."""
     learning_busy: float
     """Part of its time in which the learner works."""
     staleness: float
-    """Mean of the versions between the weights that sampled a group and those that its step starts from."""
+    """Mean number of versions between the weights that sampled a group and those that its step starts from."""
 
 
 class _SameShares:
-    """Every rollout has these shares, whose groups are numbered from 0."""
+    """Plans that give every rollout these shares; their groups are numbered from 0."""
 
     def __init__(self, shares: Sequence[ShareEnds], preparers: int) -> None:
         self._shares, self._preparers = shares, preparers
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
-        """The shares of a rollout."""
+        """Return the shares of a rollout."""
         first = groups[0].number - groups[0].prompt
         shares = [[(end, first + number) for end, number in share] for share in self._shares]
         return StepShares(shares, self._preparers)
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Nothing is learnt of lengths."""
+        """Learn nothing about lengths."""
 
 
 def long_run(
@@ -61,15 +61,15 @@ def long_run(
     preparation: float,
     preparers: int,
 ) -> LongRun:
-    """What a step takes, as the simulator has asynchronous jobs; 0 is a synchronous one.
+    """Simulate an asynchronous job, and return the means of a step. A `max_staleness` of 0 is a synchronous job.
 
     Args:
-        shares: of each rollout; every sample's expected length is the one that it has.
-        sequences: most that an instance decodes at a time.
+        shares: of each rollout; every sample has its expected length.
+        sequences: most sequences that an instance decodes at a time.
         learning: seconds of a step's learning until its weights are there.
         publishing: part of them in which the learner can take the next step.
-        preparation: instance-seconds of a step.
-        preparers: instances that prepare.
+        preparation: instance-seconds of a step's preparation.
+        preparers: number of instances that prepare.
     """
     groups = _groups([sample for share in shares for sample in share.samples])
     numbers = {group.prompt: number for number, group in enumerate(groups)}
@@ -110,7 +110,7 @@ def long_run(
 
 
 def _groups(samples: Sequence[SampleLoad]) -> list[Group]:
-    """The groups of a rollout, numbered by their prompts."""
+    """Return the groups of a rollout, numbered by their prompts."""
     ordered = sorted(samples, key=lambda sample: (sample.prompt, sample.index))
     return [
         Group(prompt, prompt, each[0].prompt_tokens, tuple(max(1, round(sample.expected_tokens)) for sample in each))

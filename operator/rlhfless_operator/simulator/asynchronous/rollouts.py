@@ -22,11 +22,11 @@ def run_rollouts(
     *,
     plans: Plans | None = None,
 ) -> Outcome:
-    """Run until the learner has taken so many steps.
+    """Run until the learner has taken `steps` steps.
 
     Args:
         batches: the groups of each rollout, without end.
-        plans: how a rollout is divided; as the live loop's `cost` policy does if left out.
+        plans: divide rollouts; by default as the live loop's `cost` policy does.
     """
     history = History()
     learning, preparation = scenario.learning_gpu_seconds(1.0), scenario.preparation_gpu_seconds(1.0)
@@ -46,8 +46,8 @@ def run_rollouts(
 
 
 def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: Work) -> Outcome:
-    """What was held until the last step ended: what has no work is kept, or let go and started in time, as costs
-    less."""
+    """Return the outcome up to the end of the last step. Instances without work are kept, or let go and started in
+    time, as costs less."""
     now = work.steps[-1].end
 
     def held(uses: Sequence[Use], start: float) -> float:

@@ -1,4 +1,4 @@
-"""Others' asynchronous systems in discrete events: groups that stream from a fixed part of the GPUs to the others."""
+"""The other asynchronous systems in discrete events: groups stream from a fixed part of the GPUs to the rest."""
 
 import heapq
 import math
@@ -16,10 +16,10 @@ from rlhfless_operator.simulator.scenarios import Scenario
 def run_streaming(
     scenario: Scenario, system: Streaming, split: Split, batches: Iterator[list[Group]], steps: int
 ) -> Outcome:
-    """Run until the learner has taken so many steps.
+    """Run until the learner has taken `steps` steps.
 
     Args:
-        batches: groups in the order in which they are begun, without end.
+        batches: groups in the order in which they begin, without end.
     """
     return _Run(scenario, system, split, batches).until(steps)
 
@@ -39,7 +39,7 @@ class _Run:
             for number in range(split.instances)
         ]
         self._held = [0] * split.instances
-        """Responses of each instance."""
+        """Number of responses of each instance."""
         self._weights = [0] * split.instances
         """Version that each instance has, or loads."""
         self._peaks = [0] * split.instances
@@ -49,17 +49,17 @@ class _Run:
         self._events: list[tuple[float, int, str, int]] = []
         self._number = 0
         self._current = [0] * split.instances
-        """Of each instance the event that counts; what it had announced before does not."""
+        """Number of each instance's valid event; events that it announced before are void."""
         self._groups: dict[int, tuple[Group, int]] = {}
-        """By number, those that are not complete, and the versions that began them."""
+        """Incomplete groups by number, with the versions that began them."""
         self._left: dict[int, int] = {}
-        """Responses of each of them that have not ended."""
+        """Number of responses of each of these that have not ended."""
         self._complete: deque[tuple[Group, int]] = deque()
         self._begun = 0
         self._draining = False
         self._learning = False
         self._taken: list[tuple[Group, int]] = []
-        """Groups of the step that the learner is at."""
+        """Groups of the learner's present step."""
         self._pieces_done = 0
         self._learner_busy = 0.0
         self._steps: list[Step] = []
@@ -116,7 +116,7 @@ class _Run:
             self._expect(which)
 
     def _begin_on_empty(self, now: float) -> None:
-        """An instance without responses loads the newest weights and takes its even part of a batch."""
+        """Let each instance without responses load the newest weights and take its even part of a batch."""
         room = max(1, self._split.sequences // self._scenario.samples_per_prompt)
         share = min(room, math.ceil(self._batch / len(self._instances)))
         for which, instance in enumerate(self._instances):
@@ -132,7 +132,7 @@ class _Run:
             self._expect(which)
 
     def _admits(self) -> bool:
-        """Whether one more group may be begun now."""
+        """Return whether one more group may begin now."""
         if self._in_batch():
             return True
         if self._system.whole_batches and self._groups:
@@ -143,7 +143,7 @@ class _Run:
         return begun <= (len(self._steps) + 1 + self._system.ahead) * self._batch
 
     def _in_batch(self) -> bool:
-        """Whether a batch that is begun as a whole has groups that wait for room."""
+        """Return whether a batch that begins as a whole has groups that wait for room."""
         return self._system.whole_batches and self._begun % self._batch > 0
 
     def _add(self, which: int, now: float) -> None:
@@ -176,7 +176,7 @@ class _Run:
         return self._number
 
     def _repack(self, now: float) -> None:
-        """Gather what is left of each version on fewer instances."""
+        """Gather the responses left of each version on fewer instances."""
         assert self._system.repack_seconds is not None
         by_version: dict[int, list[Actor]] = {}
         for which, instance in enumerate(self._instances):
@@ -206,7 +206,7 @@ class _Run:
     # --- learning ---
 
     def _feed(self, now: float) -> None:
-        """The learner takes the next piece if it is free and the groups are there."""
+        """Let the learner take the next piece if it is free and the groups are there."""
         done, pieces = self._pieces_done, self._system.pieces
         size = self._batch * (done + 1) // pieces - self._batch * done // pieces
         if self._learning or len(self._complete) < size:
@@ -243,7 +243,7 @@ class _Run:
             self._load(now)
 
     def _load(self, now: float) -> None:
-        """All instances stop and load the newest weights, and the learner waits for them."""
+        """Let all instances stop and load the newest weights; the learner waits for them."""
         self._draining = False
         for which, instance in enumerate(self._instances):
             self._follow(which, now)

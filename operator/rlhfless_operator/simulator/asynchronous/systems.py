@@ -1,7 +1,7 @@
 """The asynchronous systems that are compared, as data: others, with a fixed split of the GPUs, and ours.
 
-Version v of the weights is what step v makes. A step learns from `prompts_per_step` groups, and a group's staleness is
-that of its oldest token (docs/asynchronous.md).
+Step v makes version v of the weights. A step learns from `prompts_per_step` groups, and a group's staleness is that of
+its oldest token (docs/asynchronous.md).
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from rlhfless_operator.planner.groups.group_buffer import TooStale
 
 @dataclass(frozen=True)
 class Streaming:
-    """A system whose GPUs are split for good, and whose groups reach the learner as they are complete."""
+    """A system with a fixed split of the GPUs. Its groups reach the learner as they become complete."""
 
     name: str
     stands_for: str
     new_weights: Literal["switch", "drain", "finish"]
-    """When there is a version: all instances stop, load it, compute their contexts again and go on; nothing is begun
-    until all have ended what they have, and then all load it; or each instance loads it once its own responses have
-    ended. With the first two the learner waits until all have it."""
+    """Reaction to a new version. `switch`: all instances stop, load it, compute their contexts again and go on.
+    `drain`: no group begins until all instances have ended their responses; then all load it. `finish`: each instance
+    loads it once its own responses have ended. With `switch` and `drain` the learner waits until all have it."""
     ahead: float | None
-    """Groups that may be begun at version v: (v + 1 + ahead) batches. None: as long as less than a batch waits for the
-    learner."""
+    """Number of groups that may begin at version v: (v + 1 + ahead) batches. None: groups begin while less than a batch
+    waits for the learner."""
     pieces: int = 1
-    """Parts of a batch that the learner takes one by one, each as soon as its groups are there."""
+    """Number of parts of a batch that the learner takes one by one, each as soon as its groups are there."""
     whole_batches: bool = False
-    """A batch is begun when all of the one before have ended."""
+    """Whether a batch begins only when all groups of the one before have ended."""
     oldest_first: bool = False
-    """The learner prefers groups of older versions to those that were complete earlier."""
+    """Whether the learner prefers groups of older versions to those that were complete earlier."""
     repack_seconds: float | None = None
-    """How often responses of one version are gathered on fewer instances; None for never."""
+    """Seconds after which responses of one version are gathered on fewer instances again; None for never."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Rollouts:
     stands_for: str
     max_staleness: int
     too_stale: TooStale = "wait"
-    """What happens where a group would become too stale."""
+    """Rule for a group that would become too stale."""
     preparers: int = 64
-    """Most instances that do nothing but prepare. With 0 the learner's GPUs do, before they learn."""
+    """Most instances that only prepare. With 0 the learner's GPUs prepare before they learn."""
 
 
 System = Streaming | Rollouts
@@ -115,17 +115,17 @@ SYSTEMS: dict[str, System] = {
         ),
     )
 }
-"""By name. All are what a system does, but for the last: the learner's GPUs of ours do not prepare."""
+"""Systems by name. All are as the systems do it, except the last: there, our learner's GPUs prepare."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Who has which GPUs, and how full instances are."""
+    """The GPUs of each stage, and the most sequences of an instance."""
 
     instances: int
-    """Most of generation."""
+    """Most generation instances."""
     learner_gpus: int
     sequences: int
-    """Most that an instance decodes at a time."""
+    """Most sequences that an instance decodes at a time."""
     preparers: int = 0
-    """Most instances that do nothing but prepare."""
+    """Most instances that only prepare."""

@@ -1,4 +1,4 @@
-"""What is generated and learnt from, and what came of it: groups, steps and their staleness."""
+"""The work of an asynchronous run, and its outcome: groups, shares, steps and their staleness."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ class Group:
     """One visit of a prompt."""
 
     number: int
-    """From 0, by the order in which prompts are drawn."""
+    """Number from 0, in the order in which prompts are drawn."""
     prompt: int
     prompt_tokens: int
     lengths: tuple[int, ...]
@@ -26,24 +26,24 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Of all samples, prompts included."""
+        """Tokens of all samples, prompts included."""
         return self.prompt_tokens * len(self.lengths) + sum(self.lengths)
 
     def responses(self) -> list[Response]:
-        """Fresh ones. Their prompt is the visit's number, since new weights make old keys and values useless."""
+        """Return fresh responses. Their prompt is the visit's number, because new weights void old keys and values."""
         return [Response(self.number, index, self.prompt_tokens, length) for index, length in enumerate(self.lengths)]
 
 
 ShareEnds = Sequence[tuple[float, int]]
-"""When the responses of a share end, in order: seconds since its instance has the weights, and the response's group."""
+"""Ends of a share's responses, in order: seconds since its instance has the weights, and the response's group."""
 
 
 def share_ends(responses: Iterable[Response], profile: InstanceProfile, sequences: int) -> ShareEnds:
-    """When the responses of an actor end that is left alone.
+    """Return the ends of an actor's responses if they are not interrupted.
 
     Args:
-        responses: in the order of admission; they are used up.
-        sequences: most that the instance decodes at a time.
+        responses: in the order of admission; the run changes them.
+        sequences: most sequences that the instance decodes at a time.
     """
     instance = Instance("actor", profile.latency, 0.0, max_batch=sequences, kv_tokens=profile.kv_tokens)
     instance.add(list(responses))
@@ -52,16 +52,16 @@ def share_ends(responses: Iterable[Response], profile: InstanceProfile, sequence
 
 @dataclass(frozen=True)
 class StepShares:
-    """How a rollout is divided."""
+    """The division of a rollout."""
 
     shares: Sequence[ShareEnds]
-    """Of each actor, those with the longest expected time first."""
+    """Share of each actor, the longest expected time first."""
     preparers: int = 1
-    """Most instances that prepare its groups at a time, where any does nothing else."""
+    """Most instances that prepare its groups at a time, if there are instances that only prepare."""
 
 
 def draw_steps(scenario: Scenario, trace: Trace | RecordedTrace, seed: int) -> Iterator[list[Group]]:
-    """The groups of each step, without end: after its last step the trace begins anew."""
+    """Yield the groups of each step, without end: after its last step the trace begins anew."""
     random = np.random.default_rng(seed)
     numbers = itertools.count()
     while True:
@@ -77,14 +77,14 @@ class Step:
     """A training step."""
 
     end: float
-    """When the version that it made was there."""
+    """Moment at which the version that it made was there."""
     groups: tuple[Group, ...]
     versions: tuple[int, ...]
-    """Of each group, the weights that began it."""
+    """Version that began each group."""
 
 
 def staleness_of(number: int, step: Step) -> list[int]:
-    """Of each group of a step, by its oldest token.
+    """Return the staleness of each group of a step, by its oldest token.
 
     Args:
         number: of the step, from 1.
@@ -102,27 +102,27 @@ class Outcome:
     generation_held: float
     """GPU-seconds."""
     learner_busy: float
-    """GPU-seconds of learning, and of preparation where the learner's GPUs do it."""
+    """GPU-seconds of learning, and of preparation if the learner's GPUs do it."""
     learner_held: float
     """GPU-seconds."""
     preparer_held: float = 0.0
-    """GPU-seconds of instances that do nothing but prepare."""
+    """GPU-seconds of instances that only prepare."""
     left: tuple[tuple[Group, int], ...] = ()
     """Groups of ours that were begun and that no finished step has learnt from, with the version that began them."""
     dropped: int = 0
-    """How often a group of ours was dropped, to be generated anew."""
+    """Number of times that a group of ours was dropped, to be generated anew."""
 
     @property
     def seconds(self) -> float:
-        """Of the run."""
+        """Seconds of the run."""
         return self.steps[-1].end
 
     @property
     def gpu_seconds(self) -> float:
-        """Held by anyone."""
+        """GPU-seconds held by all stages."""
         return self.generation_held + self.learner_held + self.preparer_held
 
     @property
     def staleness(self) -> list[int]:
-        """Of each group that was learnt from, by its oldest token."""
+        """Staleness of each group that was learnt from, by its oldest token."""
         return [each for number, step in enumerate(self.steps, start=1) for each in staleness_of(number, step)]
