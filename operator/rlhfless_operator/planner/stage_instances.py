@@ -1,7 +1,7 @@
-"""The instances of a stage that several rollouts use at the same time, and which actors have one.
+"""The instances of a stage that several rollouts use at the same time, and the actors that have or await one.
 
-The instances are as many as the largest plan under way has actors. An instance that an actor is done with goes to the
-next one that waits: to one of the earliest step first.
+There are as many instances as the largest plan under way has actors. When an actor is done, its instance goes to the
+next actor that waits, of the earliest step first.
 """
 
 import heapq
@@ -18,11 +18,11 @@ class RolloutPart:
 
     step: int
     actors: int
-    """Instances that its plan is made for."""
+    """Number of instances in its plan."""
     left: int = field(init=False)
-    """Actors that have anything left, with an instance or without."""
+    """Number of actors that have work left, with or without an instance."""
     at_work: int = 0
-    """Actors that have an instance."""
+    """Number of actors that have an instance."""
 
     def __post_init__(self) -> None:
         self.left = self.actors
@@ -41,7 +41,7 @@ class StageInstances(Generic[Actor]):
     # --- rollouts ---
 
     def begin(self, step: int, actors: int) -> RolloutPart:
-        """Give a rollout its part, as long as it goes on.
+        """Give a rollout its part, until `end`.
 
         Args:
             step: of the rollout, or of the evaluation.
@@ -58,11 +58,11 @@ class StageInstances(Generic[Actor]):
         self._parts.remove(part)
 
     def expect(self, step: int) -> None:
-        """Keep an instance that is left for the rollout of a step, until it begins or is no longer expected."""
+        """Keep unused instances for the rollout of a step, until it begins or is no longer expected."""
         self._coming.add(step)
 
     def expect_no_more(self, step: int) -> None:
-        """Keep nothing for the rollout of a step."""
+        """Keep no instances for the rollout of a step."""
         self._coming.discard(step)
 
     def has_begun(self, step: int) -> bool:
@@ -71,18 +71,18 @@ class StageInstances(Generic[Actor]):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is an instance that no actor has or waits for."""
+        """Whether an instance is free that no actor waits for."""
         return self._left == 0 or self._left < self._most
 
     def has_room_for(self, actors: int) -> bool:
-        """Return whether so many actors more would all have an instance at once."""
+        """Return whether `actors` more actors would all have an instance at once."""
         return self._left + actors <= max(self._most, actors)
 
     def wanted(self, held: int) -> int:
-        """Return how many instances there is work for.
+        """Return the number of instances with work.
 
         Args:
-            held: how many there are. While a rollout is expected, those that nobody uses are kept.
+            held: present number of instances. While a rollout is expected, unused instances count too.
         """
         count = min(self._left, max(self._most, self._at_work))
         return max(count, held) if self._coming and self.has_room else count
@@ -90,11 +90,11 @@ class StageInstances(Generic[Actor]):
     # --- actors ---
 
     def wait(self, part: RolloutPart, actor: Actor) -> None:
-        """Have an actor of a rollout wait for an instance."""
+        """Let an actor of a rollout wait for an instance."""
         heapq.heappush(self._waiting, (part.step, next(self._numbers), part, actor))
 
     def deal(self) -> tuple[RolloutPart, Actor] | None:
-        """Give an instance to the next actor that waits; None if none is free, or nobody waits."""
+        """Give an instance to the next actor that waits, and return both; None if none is free or no actor waits."""
         if not self._waiting or self._at_work >= self._most:
             return None
         _, _, part, actor = heapq.heappop(self._waiting)

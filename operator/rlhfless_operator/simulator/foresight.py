@@ -54,7 +54,7 @@ class Foresight:
         return {prompt: each.runaways if surprise else 0.0 for prompt, each in self._estimates.items()}
 
     def samples(self) -> ExpectedSamples:
-        """The responses as a plan expects them."""
+        """Return the responses with the lengths that the plan expects."""
         loads = [
             SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
             for each, tokens in zip(self._responses, self.lengths(), strict=True)

@@ -69,11 +69,11 @@ class Instance:
         return not self._running and not self._waiting
 
     def keys(self) -> list[Key]:
-        """Responses that it holds, running or not."""
+        """Return the responses that it holds, running or not."""
         return [*self._running, *(response.key for response in self._waiting)]
 
     def tokens(self) -> dict[Key, int]:
-        """Response tokens so far of each running response."""
+        """Return the tokens so far of each running response."""
         return {key: int(r.tokens + self._steps - begun) for key, (r, begun) in self._running.items()}
 
     def add(self, responses: list[Response]) -> None:

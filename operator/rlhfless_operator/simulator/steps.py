@@ -1,4 +1,4 @@
-"""A run of several steps under one policy: what it takes, what it costs, and how close to the bound it comes."""
+"""A run of several steps under one policy: its time, its cost, and its distance from the bound."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class StepResult:
 
 
 class Run:
-    """Steps of one policy on one trace; what is learnt is carried from step to step."""
+    """A run of one policy on one trace. It keeps what the policy learns from step to step."""
 
     def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
         self._scenario, self._settings, self._trace = scenario, settings, trace
@@ -60,21 +60,21 @@ class Run:
         self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
         self._trainer: TrainerPlan | None = None
         self._foreseen: Mapping[int, float] = {}
-        """When the plan expects each prompt's group."""
+        """Moment at which the plan expects each prompt's group."""
         self._price = 0.0
         """GPU-seconds that a second of the step is worth."""
         self._trainer_gpus = scenario.gpus
         self._held_gpus = scenario.gpus if settings.holds_everything else 0
         """GPUs that keep both models from the step before."""
         self._holds = settings.holds_everything
-        """Whether this step's do."""
+        """Whether this step's GPUs keep both models."""
 
     def _profile_in(self, epoch: int) -> InstanceProfile:
         profile = self._scenario.profile(drafts=self._settings.drafts and epoch > 0)
         return profile if self._settings.starts else replace(profile, startup_seconds=0.0)
 
     def step(self, groups: TraceStep) -> StepResult:
-        """One step over these groups."""
+        """Take one step over these groups."""
         scenario, settings, trace = self._scenario, self._settings, self._trace
         self._profile = self._profile_in(groups.epoch)
         lengths = groups.lengths
@@ -121,7 +121,7 @@ class Run:
         )
 
     def _divide(self, responses: list[Response], foresight: Foresight) -> tuple[Sequence[Indices], float]:
-        """Return shares as numbers of responses, and how many instance-seconds a second of the step is worth."""
+        """Return shares as numbers of responses, and the price of a second of the step in instance-seconds."""
         scenario, profile = self._scenario, self._profile
         samples = foresight.samples()
         if self._settings.planning == "optimal":
@@ -140,7 +140,7 @@ class Run:
         return _ranked(columns, scenario.instances, scenario.cost_weight, start), 0.0
 
     def _plan_whole_step(self, samples: ExpectedSamples) -> StepPlan:
-        """Plan as live jobs do, where all stages take turns on the GPUs of the cluster, and remember the trainer."""
+        """Plan as live jobs do if all stages take turns on the cluster's GPUs, and remember the trainer."""
         scenario, settings, profile = self._scenario, self._settings, self._profile
         limits = Limits(1, scenario.instances)
         if settings.knows_batch:
@@ -173,11 +173,11 @@ class Run:
         *,
         held: bool,
     ) -> GenerationRun:
-        """Generation.
+        """Run generation.
 
         Args:
-            price: instance-seconds that a second of the step is worth.
-            held: whether the instances have been kept from the step before.
+            price: of a second of the step, in instance-seconds.
+            held: whether the instances were kept from the step before.
         """
         scenario, settings = self._scenario, self._settings
         profile, longest = self._profile, scenario.lengths.longest
@@ -203,7 +203,7 @@ class Run:
         )
 
     def _begin_holding(self, gpus: int) -> float:
-        """GPU-seconds that it takes to start both models on those of the GPUs of a step that hold nothing yet."""
+        """Return the GPU-seconds to start both models on those of a step's GPUs that hold nothing yet."""
         before, self._held_gpus = self._held_gpus, gpus if self._holds else 0
         starts = self._scenario.startup_seconds + self._scenario.trainer_start_seconds
         return max(0, self._held_gpus - before) * starts
@@ -211,7 +211,8 @@ class Run:
     def _groups(
         self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
     ) -> tuple[Floats, Floats, Floats]:
-        """[groups] when each is complete, its GPU-seconds of preparation and learning, and those of preparation."""
+        """Return each group's moment of completion, its GPU-seconds of preparation and learning, and those of
+        preparation alone [groups]."""
         scenario = self._scenario
         completions = np.array(
             [max(generation.ends[prompt, index] for index in range(len(lengths[prompt]))) for prompt in prompts]
@@ -233,7 +234,7 @@ class Run:
         work: Floats,
         preparation: Floats,
     ) -> TrainerRun:
-        """Preparation and learning."""
+        """Run preparation and learning."""
         scenario, settings = self._scenario, self._settings
         start = scenario.trainer_start_seconds if settings.starts else 0.0
         update = scenario.update_seconds
@@ -247,7 +248,7 @@ class Run:
         if settings.overlaps_learning and self._trainer is not None:
             foreseen = np.array([self._foreseen[prompt] for prompt in prompts])
             expected = completions if "arrivals" in settings.told else foreseen
-            # Where the last group is waited for, letting go delays the end by a start.
+            # If the last group is waited for, letting go delays the end by a start.
             if not settings.paces:
                 return run_trainer(completions, work, free, self._trainer, start_seconds=start, update_seconds=update)
             switch = start * (1 + self._price / self._trainer.gpus)
@@ -255,7 +256,7 @@ class Run:
             return run_paced(completions, expected, work, free, self._trainer.gpus, pace, update_seconds=update)
         afterwards = TrainerPlan(every, after - start)
         if settings.overlaps_preparation:
-            # Groups that are complete are prepared on freed GPUs; what that takes is charged without idle time.
+            # Complete groups are prepared on freed GPUs; that time is charged without idle time.
             early = run_trainer(
                 completions, preparation, free, TrainerPlan(every, 0.0), start_seconds=0.0, update_seconds=0.0
             )
@@ -276,7 +277,7 @@ class Run:
         return free_gpus([each.end for each in generation.held], scenario.gpus, scenario.gpus_per_instance)
 
     def _bound(self, responses: list[Response], seconds: float) -> float:
-        """GPU-seconds of generation that no policy can beat in `seconds`."""
+        """Return the GPU-seconds of generation that no policy can beat in `seconds`."""
         profile = replace(self._profile, startup_seconds=0.0) if self._holds else self._profile
         prompts = {each.prompt: each.prompt_tokens for each in responses}
         bound = lower_bound(
@@ -293,7 +294,7 @@ class Run:
 
 
 def _equal(order: Indices, columns: Loads, shares: int) -> list[Indices]:
-    """Groups in `order`, dealt out in runs of equal numbers."""
+    """Divide groups in `order` into shares with equal numbers."""
     place = np.empty(columns.groups, dtype=np.intp)
     place[order] = np.arange(columns.groups)
     count = min(shares, columns.groups)
@@ -302,7 +303,7 @@ def _equal(order: Indices, columns: Loads, shares: int) -> list[Indices]:
 
 
 def _ranked(columns: Loads, instances: int, cost_weight: float, start_seconds: float) -> list[Indices]:
-    """Groups by their mean length, on the number of instances that weighs time and cost best, as RLHFless does it."""
+    """Divide groups by their mean length, on the number of instances with the best time and cost, as RLHFless does."""
     means = np.zeros(columns.groups)
     means[columns.group] = columns.length
     order = np.argsort(-means, kind="stable")
@@ -326,7 +327,7 @@ def run_policy(
     seed: int,
     progress: Progress = lambda: None,
 ) -> list[StepResult]:
-    """All steps of the trace; `progress` is called after each."""
+    """Take all steps of the trace, and call `progress` after each."""
     run = Run(scenario, settings, trace, seed)
     random = np.random.default_rng(seed)
     results = []

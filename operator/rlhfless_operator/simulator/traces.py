@@ -48,7 +48,7 @@ class Trace:
         return int(self.response_tokens.max())
 
     def step_count(self, prompts_per_step: int) -> int:
-        """Steps that `steps` yields."""
+        """Return the number of steps that `steps` yields."""
         return self.epochs * (self.prompts // prompts_per_step)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
@@ -91,7 +91,7 @@ class RecordedTrace:
         return max(len(step.lengths) for step in self.recorded)
 
     def step_count(self, prompts_per_step: int) -> int:
-        """Steps that `steps` yields."""
+        """Return the number of steps that `steps` yields."""
         return len(self.recorded)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:

@@ -93,21 +93,22 @@ class GroupBuffer:
         """Return whether one more rollout may begin with the newest weights.
 
         Args:
-            admitted: rollouts that may begin and have not.
-            total: groups that all steps of the job learn from.
-            done: steps that are done.
-            ahead: how many steps generation may be ahead of the learner, at most `most`.
+            admitted: number of rollouts that may begin and have not begun.
+            total: number of groups that all steps of the job learn from.
+            done: number of steps that are done.
+            ahead: number of steps that generation may be ahead of the learner, at most `most`.
         """
         waiting = admitted * self.size
         groups = min(self.size, total - self.live - waiting)
         return groups > 0 and self.admits(waiting + int(groups), done, ahead)
 
     def next_rollout(self, dropped: Sequence[GroupName], total: float) -> tuple[list[GroupName], int]:
-        """Return what a rollout draws next: the prompts of these dropped groups, each prompt once, and so many others.
+        """Return the dropped groups whose prompts the next rollout draws, each prompt once, and its number of new
+        prompts.
 
         Args:
-            dropped: groups that are to be generated anew, in order.
-            total: groups that all steps of the job learn from.
+            dropped: groups to be generated anew, in order.
+            total: number of groups that all steps of the job learn from.
         """
         most = min(self.size, total - self.live)
         again: dict[int, GroupName] = {}

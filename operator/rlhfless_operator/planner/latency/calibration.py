@@ -48,7 +48,7 @@ class Observation:
 
     @property
     def features(self) -> tuple[float, ...]:
-        """Return the regressors of the seconds, in the order of the latency's parameters."""
+        """Regressors of the seconds, in the order of the latency's parameters."""
         return self.steps, self.sequence_steps, self.context_tokens, self.prefill_tokens, self.drafted_rows
 
     def forecast(self, latency: LinearLatency) -> float:

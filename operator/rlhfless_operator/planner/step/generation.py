@@ -1,7 +1,7 @@
 """The plan of a step's generation, and of the stages that work beside it and after it.
 
-The training loop and the simulator plan their steps with `plan_generation`. Each of them says in numbers what it
-foresees of the step's responses, what instances and stages take, and what limits there are.
+The training loop and the simulator plan their steps with `plan_generation`. Both give it numbers: the expected
+responses, the times of instances and stages, and the limits.
 """
 
 import math
@@ -27,18 +27,18 @@ class ExpectedGroup:
     prompt: int
     prompt_tokens: int
     samples: int
-    """Responses of the group."""
+    """Number of responses of the group."""
     estimate: LengthEstimate
-    """Their lengths, as far as they are known."""
+    """Estimate of their lengths."""
 
 
 @dataclass(frozen=True)
 class ExpectedSamples:
-    """The responses of a step, with the lengths that are expected of them."""
+    """The responses of a step with their expected lengths."""
 
     loads: Sequence[SampleLoad]
     runaways: Mapping[int, float]
-    """By prompt, the share of its responses that do not end by themselves."""
+    """Share of each prompt's responses that do not end by themselves."""
     longest: int
     """Tokens at which a response is truncated."""
 
@@ -59,7 +59,7 @@ class ExpectedSamples:
 
     @property
     def tail_tokens(self) -> float:
-        """The length of a runaway, where there may be some; else 0."""
+        """Length of a runaway; 0 if there can be none."""
         return float(self.longest) if any(self.runaways.values()) else 0.0
 
     @cached_property
@@ -70,63 +70,63 @@ class ExpectedSamples:
 
 @dataclass(frozen=True)
 class StepSetting:
-    """What a step's plan rests on besides its samples."""
+    """The inputs of a step's plan besides its samples."""
 
     instance: InstanceProfile
-    """What an instance of generation takes to start, to load the weights and to decode."""
+    """Times of a generation instance: to start, to load the weights and to decode."""
     limits: Limits
     training: Training
-    """What preparation and learning take and cost, and the numbers of their instances to choose from."""
+    """Time and cost of preparation and learning, and the numbers of their instances to choose from."""
     cost_weight: float = 0.5
     """λ of the job: 0 minimises the time of the step, 1 its cost. Only `cost` plans by it."""
     learning_seconds: float = 0.0
-    """What learning takes a step, as earlier steps took it; 0 while it is not known."""
+    """Learning's seconds in a step, by earlier steps; 0 if unknown."""
     contention: Contention = ALONE
-    """What other jobs leave of the GPUs."""
+    """Demand of other jobs for the GPUs."""
     max_staleness: int | None = None
-    """How many versions behind a step's weights may be in an asynchronous job; None in a synchronous one."""
+    """Number of versions that a step's weights may be behind in an asynchronous job; None in a synchronous one."""
     holding: Holding | None = None
-    """What it takes to keep an instance and the learner on the same GPUs; None where that is not possible."""
+    """Costs of keeping an instance and the learner on the same GPUs; None if that is not possible."""
 
     @property
     def effective_cost_weight(self) -> float:
-        """λ, with what other jobs want."""
+        """λ, adjusted for the demand of other jobs."""
         return self.contention.cost_weight(self.cost_weight)
 
 
 @dataclass(frozen=True)
 class GroupForecast:
-    """What there is to learn from, and when."""
+    """The groups that a learner can expect."""
 
     ready: Mapping[int, float]
-    """By prompt, seconds into the step when its group is expected to be prepared."""
+    """Seconds into the step at which each prompt's group is expected to be prepared."""
     learning: Mapping[int, float]
-    """By prompt, seconds that learning from its group takes."""
+    """Seconds that learning from each prompt's group takes."""
     time_price: float
     """Instance-seconds of the learner that a second of the step is worth."""
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step's plan, and what is expected of it."""
+    """A step's plan with its forecast."""
 
     generation: Plan
     expected_generation_seconds: float
-    """On instances that are ready."""
+    """Seconds of generation on instances that are ready."""
     expected_seconds: float
-    """To the new weights."""
+    """Seconds to the new weights."""
     time_price: float
     """GPU-seconds of generation that a second of the step is worth at its λ."""
     preparers: int
     """Most instances that prepare its groups at a time."""
     preparers_reason: str = ""
-    """Why so many, where the plan had a choice."""
+    """Reason for this number; empty if the plan had no choice."""
     learners: int | None = None
-    """Learning instances that the plan chose, where it had a choice."""
+    """Number of learning instances that the plan chose; None if it had no choice."""
     groups: GroupForecast | None = None
-    """What a learner that follows preparation can expect; None for one that waits for the whole batch."""
+    """Groups that a learner behind preparation can expect; None for a learner that waits for the whole batch."""
     whole: StepPlan | None = None
-    """The whole step; None by policies that plan generation alone."""
+    """Plan of the whole step; None by policies that plan generation alone."""
 
 
 def plan_generation(policy: PolicyName, samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
@@ -168,7 +168,7 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
             limits,
             training,
             cost_weight=cost_weight,
-            # Instances are awaited where they are not warm yet, but most are. All of them load the new weights.
+            # Instances that are not warm yet are awaited, but most are warm. All of them load the new weights.
             ready_seconds=instance.weight_load_seconds,
             tail_tokens=samples.tail_tokens,
             runaways=samples.runaways,

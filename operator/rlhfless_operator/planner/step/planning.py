@@ -1,4 +1,4 @@
-"""How a step's samples are divided over instances, and what that will cost."""
+"""The division of a step's samples over instances, with its time and cost."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +24,14 @@ class InfeasibleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan must keep to."""
+    """The limits of a plan."""
 
     min_instances: int = 1
     max_instances: int = 1
     kv_tokens: int | None = None
-    """Tokens in an instance's KV cache at a time."""
+    """Most tokens in an instance's KV cache at a time."""
     max_batch: int | None = None
-    """Sequences in an instance's decode step."""
+    """Most sequences in an instance's decode step."""
 
     def __post_init__(self) -> None:
         if self.min_instances < 1:
@@ -46,7 +46,7 @@ class Limits:
                 raise ValueError(f"{name} is {value}: an instance holds at least 1")
 
     def at_most(self, instances: int | None) -> "Limits":
-        """These limits with the most instances lowered to a number, but never below the fewest; None lowers nothing."""
+        """Return these limits with at most `instances`, but never below the fewest. None lowers nothing."""
         if instances is None:
             return self
         return replace(self, max_instances=max(self.min_instances, min(self.max_instances, instances)))
@@ -54,18 +54,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one actor is given."""
+    """The samples of one actor."""
 
     samples: tuple[SampleLoad, ...]
-    """In the order of admission."""
+    """Samples in the order of admission."""
     expected_seconds: float
-    """From asking for the instance to its last response, start-up included."""
+    """Seconds from asking for the instance to its last response, start-up included."""
     numbers: Indices = field(compare=False, repr=False)
-    """The samples' places among those that were planned."""
+    """Places of the samples among the planned ones."""
 
 
 def longest_first(shares: Iterable[Share]) -> list[Share]:
-    """Sort shares in the order in which their actors are given instances: longest expected time first."""
+    """Sort shares in the order in which their actors get instances: the longest expected time first."""
     return sorted(shares, key=lambda share: -share.expected_seconds)
 
 
@@ -78,23 +78,23 @@ class Plan:
     expected_seconds: float
     """Time of the slowest share, with a tail if any share may hold one."""
     expected_instance_seconds: float
-    """Sum over the shares, each instance being released when its share is done."""
+    """Instance-seconds of all shares; each instance is released when its share is done."""
     cheapest_instance_seconds: float
     """Cost of the cheapest plan, without a limit of time."""
     lower_bound_instance_seconds: float
-    """The least with which anyone could be done in the same time (`bounds.lower_bound`)."""
+    """Lower bound on the instance-seconds of any plan in the same time (`bounds.lower_bound`)."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Samples divided over instances, and nothing forecast yet."""
+    """Samples divided over instances, without a forecast."""
 
     shares: tuple[Indices, ...]
     """Numbers of each share's samples, in the order of admission."""
     seconds: tuple[float, ...] | None = None
-    """Time of each share, where it is known exactly."""
+    """Time of each share; None if it is not known exactly."""
     least_seconds: float = 0.0
-    """What the plan takes at least, with a tail if any share may hold one."""
+    """Least seconds of the plan, with a tail if any share may hold one."""
 
 
 def plan(
@@ -111,14 +111,14 @@ def plan(
     """Divide a step's samples over instances.
 
     Args:
-        policy: `even`, prompts in the given order over all instances; `cost`, what the
-            expected lengths make best.
+        policy: `even`: the prompts in the given order over all instances. `cost`: the best division for the expected
+            lengths.
         cost_weight: λ in [0, 1]: 0 minimises the time, 1 the instance-seconds. Only `cost` heeds it.
         startup_seconds: charged to each instance before it works.
         weight_load_seconds: charged to each instance before it works.
-        tail_tokens: length of an unforeseen response that any share may turn out to hold, such as the
-            longest response where some are runaways. The step then takes at least that long, and shares are kept small
-            enough for it not to be held up; migration gathers the few that come.
+        tail_tokens: length of an unforeseen response that any share may turn out to hold, such as the longest response
+            if some are runaways. The step then takes at least as long as that response, and shares are kept small
+            enough not to delay it. Migration gathers the few that come.
 
     Raises:
         ValueError: for no samples, a negative length, λ outside [0, 1] or a prompt that fits no instance.
@@ -137,9 +137,9 @@ class Planner:
     Args:
         start_seconds: charged to each instance before it works.
         tail_tokens: see `plan`.
-        at_once: no share has samples that wait for others to end.
+        at_once: whether all samples of a share run from the start.
         tolerance: ratio within which the best plan is found.
-        loads: the same samples as columns, where they have been made already.
+        loads: the same samples as columns, if they exist already.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -182,16 +182,21 @@ class Planner:
                 f" use at least {math.ceil(float(self._loads.filled.sum()))}, or let samples wait"
             )
         self.least_seconds = min(cover.makespan for cover in self._fast)
-        """The shortest time of any plan."""
+        """Shortest time of any plan."""
         self.least_instance_seconds = min(way.chain.cheapest(least).total for way in self._ways)
-        """The cost of the cheapest plan, without a limit of time."""
+        """Cost of the cheapest plan, without a limit of time."""
 
     def even(self) -> Plan:
-        """As many prompts for each instance, in the order given, on as many instances as there may be."""
+        """Return the plan with equal numbers of prompts, in the given order, on the most instances."""
         return self.plan_of(self.dealt(self._limits.max_instances), "even")
 
     def dealt(self, shares: int, *, ranked: bool = False) -> Division:
-        """As many prompts for each of so many instances: in the order given, or those of like mean lengths together."""
+        """Return the division with equal numbers of prompts in each share.
+
+        Args:
+            shares: number of shares.
+            ranked: whether prompts of like mean lengths go together; else they keep the given order.
+        """
         loads = self._loads
         if ranked:
             prompts = np.argsort(-np.bincount(loads.group, loads.length) / np.bincount(loads.group), kind="stable")
@@ -205,11 +210,11 @@ class Planner:
         return Division(tuple(np.flatnonzero(owner == k) for k in range(shares)))
 
     def weighted(self, cost_weight: float, *, other_seconds: float = 0.0, other_instance_seconds: float = 0.0) -> Plan:
-        """The least (1 − λ) · time / least time + λ · cost / least cost, λ being `cost_weight`.
+        """Return the plan with the least (1 − λ) · time / least time + λ · cost / least cost, for λ = `cost_weight`.
 
         Args:
-            other_seconds: time of the rest of the step, the same for every plan, part of all four.
-            other_instance_seconds: cost of the rest of the step, the same for every plan, part of all four.
+            other_seconds: time of the rest of the step, the same for every plan; part of both times.
+            other_instance_seconds: cost of the rest of the step, the same for every plan; part of both costs.
         """
         if not 0 <= cost_weight <= 1:
             raise ValueError(
@@ -233,7 +238,7 @@ class Planner:
         return self.plan_of(self._best(covers, objective))
 
     def within_deadline(self, seconds: float) -> Plan:
-        """The cheapest plan that takes no longer than `seconds`.
+        """Return the cheapest plan that takes at most `seconds`.
 
         Raises:
             InfeasibleError: if none is that fast.
@@ -247,14 +252,14 @@ class Planner:
         return self.plan_of(division)
 
     def divided(self, seconds: float) -> Division | None:
-        """The division of `within_deadline`; None where none is that fast."""
+        """Return the division of `within_deadline`; None if none is that fast."""
         covers = [way.chain.fill(seconds, self._limits.min_instances, self._limits.max_instances) for way in self._ways]
         if all(cover is None for cover in covers):
             return None
         return self._best(covers, lambda _, instance_seconds: instance_seconds)
 
     def within_budget(self, instance_seconds: float) -> Plan:
-        """The fastest plan that costs no more than `instance_seconds`.
+        """Return the fastest plan that costs at most `instance_seconds`.
 
         Raises:
             InfeasibleError: if none is that cheap.
@@ -276,10 +281,9 @@ class Planner:
         return self.plan_of(self._best(affordable, lambda seconds, _: seconds))
 
     def staggered(self, seconds: float, stretch: float) -> Division | None:
-        """Shares that end early where they can: each within `seconds`, or `stretch` times what its longest group needs.
+        """Return a division whose shares end early: each within `seconds`, or within `stretch` times its longest group.
 
-        None where that takes more instances than there may be. Not the cheapest for its time: for those who have a
-        use for groups that complete early.
+        It is not the cheapest for its time, but its groups complete early. None if it needs too many instances.
         """
         least, most = self._limits.min_instances, self._limits.max_instances
         cover = self._ways[0].chain.fill(seconds, least, most, stretch)
@@ -288,13 +292,13 @@ class Planner:
         return self._division(self._ways[0], cover)
 
     def deadlines(self, points: int) -> list[float]:
-        """Deadlines from the least to that of the cheapest plan, by equal ratios."""
+        """Return deadlines from the shortest time to that of the cheapest plan, by equal ratios."""
         slowest = max(way.chain.cheapest(self._limits.min_instances).makespan for way in self._ways)
         ratio = max(1.0, slowest / self.least_seconds)
         return [self.least_seconds * (1 + 1e-9) * ratio ** (k / max(1, points - 1)) for k in range(points)]
 
     def front(self, points: int = 24) -> list[Plan]:
-        """Plans from the fastest to the cheapest, none of which is beaten in both time and cost by another."""
+        """Return plans from the fastest to the cheapest; no plan beats one of them in both time and cost."""
         plans = [self.within_deadline(seconds) for seconds in self.deadlines(points)]
         plans.sort(key=lambda each: (each.expected_seconds, each.expected_instance_seconds))
         front: list[Plan] = []
@@ -304,7 +308,7 @@ class Planner:
         return front
 
     def _best(self, covers: Sequence[Cover | None], objective: Callable[[float, float], float]) -> Division:
-        """The cover with the least objective; one that keeps groups whole, unless another gains."""
+        """Return the division with the least objective. It keeps groups whole, unless another one gains."""
         best: list[tuple[float, int, Cover] | None] = [None, None]
         for number, cover in enumerate(covers):
             if cover is not None:
@@ -322,12 +326,12 @@ class Planner:
         return self._division(self._ways[number], cover)
 
     def _division(self, way: Cuttable, cover: Cover) -> Division:
-        """A cover of whole groups. Its times are exact where rounds are linear."""
+        """Return the division of a cover of whole groups. Its times are exact if rounds are linear."""
         exact = cover.seconds if self._loads.linear else None
         return Division(tuple(way.divide(cover.starts)), exact, cover.makespan)
 
     def plan_of(self, division: Division, policy: PolicyName = "cost") -> Plan:
-        """A division with its forecast."""
+        """Return a division with its forecast."""
         loads = self._loads
         seconds = division.seconds or loads.seconds(division.shares, self._start)
         slowest = max(*seconds, division.least_seconds) if self._tail else max(seconds)

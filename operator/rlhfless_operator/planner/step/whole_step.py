@@ -1,8 +1,8 @@
-"""Generation and training planned together, where complete groups are trained on while others still decode.
+"""The plan of generation and training together, if complete groups are trained on while others still decode.
 
 The cheapest plan of generation alone fills every instance up to the end of the longest response. Groups then
 complete late, and the trainer starves. Here every plan on the front is forecast to the end of the step: when its groups
-complete, how many GPUs then work them off, and what that costs.
+complete, how many GPUs then work them off, and at which cost.
 """
 
 import math
@@ -20,7 +20,7 @@ from rlhfless_operator.planner.step.planning import Division, InfeasibleError, L
 
 _STRETCHES = (1.05, 1.25)
 _RIVAL_COUNTS = 4
-"""Numbers of instances for which equal shares are forecast."""
+"""Number of instance counts for which equal shares are forecast."""
 _ROUNDS = 4
 _NEIGHBOUR = 1.1
 """Ratio of the first deadlines that are tried beside the best one."""
@@ -33,19 +33,19 @@ class StepPlan:
     generation: Plan
     trainer: TrainerPlan
     expected_seconds: float
-    """To the new weights."""
+    """Seconds to the new weights."""
     expected_gpu_seconds: float
-    """At the price of generation's, where stages have prices of their own."""
+    """GPU-seconds, counted in those of generation if stages have prices of their own."""
     time_price: float
     """GPU-seconds of generation that a second of the step is worth at its λ."""
     expected_groups: Mapping[int, float]
-    """By prompt, seconds into the step when its group can be learnt from: when it is generated, and where preparation
-    has GPUs of its own, when it is prepared."""
+    """Seconds into the step from which each prompt's group can be learnt from: when it is prepared if preparation has
+    GPUs of its own, else when it is generated."""
     preparers: int = 0
-    """Instances that prepare; 0 where preparation has no GPUs of its own."""
+    """Number of instances that prepare; 0 if preparation has no GPUs of its own."""
     holds: bool = False
-    """Whether instances and the learner stay on the GPUs of this division all the time, as static actors do: nothing is
-    started or let go, and an instance that is emptied leaves its GPUs to the learner."""
+    """Whether instances and the learner stay on the GPUs of this division, like static actors. Nothing is started or
+    let go, and an instance that is emptied leaves its GPUs to the learner."""
 
 
 def plan_step(
@@ -61,14 +61,15 @@ def plan_step(
     holding: Holding | None = None,
     points: int = 8,
 ) -> StepPlan:
-    """The plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the whole step.
+    """Return the plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the step.
 
     Args:
-        ready_seconds: into the step, when instances can work; their start-up and loading are charged in any case.
-        tail_tokens: length of a runaway, where there may be some; else 0.
-        runaways: by prompt, the share of its responses that are runaways.
-        holding: where a GPU can keep an instance and the learner at a time, what that takes; None where it can't.
-        points: deadlines of each kind that are compared before the search goes on around the best.
+        ready_seconds: seconds into the step from which instances can work; their start-up and loading are charged in
+            any case.
+        tail_tokens: length of a runaway; 0 if there can be none.
+        runaways: share of each prompt's responses that are runaways.
+        holding: costs of keeping an instance and the learner on a GPU; None if that is not possible.
+        points: number of deadlines of each kind that are compared before the search goes on around the best.
     """
     if not 0 <= cost_weight <= 1:
         raise ValueError(
@@ -102,7 +103,7 @@ def plan_step(
 
 @dataclass(frozen=True)
 class _Choice:
-    """How to make a division: within a deadline, or staggered."""
+    """A way to divide the samples: within a deadline, or staggered."""
 
     planner: Planner
     seconds: float
@@ -121,7 +122,7 @@ class _Outcome:
     choice: _Choice
     division: Division
     ready: Floats
-    """[groups] When each can be learnt from."""
+    """[groups] Moment from which each can be learnt from."""
     trainer: TrainerPlan
     seconds: float
     gpu_seconds: float
@@ -156,12 +157,12 @@ class _Search:
         self._outcomes: list[_Outcome] = []
 
     def try_all(self, choices: Sequence[_Choice]) -> None:
-        """Forecast what the choices come to, as far as there is any such division and it has not been seen."""
+        """Forecast the divisions of these choices that exist and that were not forecast before."""
         divisions = [(choice, choice.divide()) for choice in choices]
         self._forecast([(choice, division) for choice, division in divisions if division is not None])
 
     def try_rivals(self, planner: Planner, limits: Limits) -> None:
-        """Forecast what others would do: equal numbers of prompts, in the order given or ranked."""
+        """Forecast the divisions of other systems: equal numbers of prompts, in the given order or ranked."""
         most = min(limits.max_instances, self._loads.groups)
         least = min(most, max(limits.min_instances, math.ceil(float(self._loads.filled.sum()))))
         counts = sorted({round(count) for count in np.geomspace(least, most, _RIVAL_COUNTS)})
@@ -170,7 +171,7 @@ class _Search:
         self._forecast([(choice, division) for division in [*rivals, planner.dealt(most)]])
 
     def refine(self, rounds: int) -> None:
-        """Try deadlines and stretches beside those of the best, nearer each time."""
+        """Try deadlines and stretches beside those of the best, nearer in each round."""
         ratio = _NEIGHBOUR
         for _ in range(rounds):
             best = self._best().choice
@@ -181,7 +182,7 @@ class _Search:
             ratio = math.sqrt(ratio)
 
     def best(self) -> StepPlan:
-        """The plan with the least weighted sum."""
+        """Return the plan with the least weighted sum."""
         found, price = self._best(), self._odds * self._cheapest() / self._fastest()
         plan = found.choice.planner.plan_of(found.division)
         _, first = np.unique(self._loads.group, return_index=True)
@@ -239,7 +240,8 @@ class _Search:
     def _trained_apart(
         self, choice: _Choice, division: Division, forecast: StepForecast, preparers: int
     ) -> list[_Outcome]:
-        """A division with so many preparation instances, and with each number of learning instances."""
+        """Return the outcomes of a division with `preparers` preparation instances, by numbers of learning
+        instances."""
         training, tokens = self._training, self._tokens
         ready = forecast.prepared(self._work, preparers)
         found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]

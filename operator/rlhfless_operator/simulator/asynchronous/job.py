@@ -1,8 +1,8 @@
 """Ours in discrete events: rollouts that overlap on the instances, and steps that take the first complete groups.
 
-Which groups a step takes, which rollout may begin, how groups are cut into chunks for preparation, the plans, the
-predictions of lengths, who has which instance and what is remembered of earlier steps are the live loop's own code.
-Every response ends with the weights that began it, and no sample moves between actors.
+The live loop's own code makes the plans and the predictions of lengths, chooses the groups of a step, lets rollouts
+begin, cuts groups into chunks for preparation, gives instances to actors, and keeps the history. Every response ends
+with the weights that began it, and no sample moves between actors.
 """
 
 import heapq
@@ -23,56 +23,56 @@ from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step
 
 
 class Plans(Protocol):
-    """How rollouts are divided."""
+    """The plans of rollouts."""
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
-        """The plan of the next rollout."""
+        """Return the plan of the next rollout."""
         ...
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """A rollout's groups are complete."""
+        """Record that a rollout's groups are complete."""
         ...
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """What the stages of an asynchronous job take."""
+    """Seconds of the stages of an asynchronous job."""
 
     weight_load: float
-    """Until an instance has other weights."""
+    """Seconds until an instance has other weights."""
     preparation_token: float
-    """Of an instance that prepares, for a token."""
+    """Seconds of a preparation instance for a token."""
     learning_token: float
-    """Of the learner, for a token."""
+    """Seconds of the learner for a token."""
     update: float
-    """Of the learner once a step, with the copy of the weights that is published."""
+    """Seconds of the learner once a step, with the copy of the weights to publish."""
     publishing: float = 0.0
-    """Until a copy is published. The learner goes on meanwhile if the next step's groups are there."""
+    """Seconds until a copy is published. The learner goes on meanwhile if the next step's groups are there."""
     prepares: bool = True
-    """Whether instances of their own prepare. If not, a complete group can be learnt from."""
+    """Whether preparation has instances of its own. If not, a complete group can be learnt from."""
 
 
 Use = tuple[float, float]
-"""From when to when an instance has work, in seconds."""
+"""(begin, end) of an instance's work, in seconds."""
 
 
 @dataclass
 class Work:
-    """What a simulated job did, and when."""
+    """The work of a simulated job, with its moments."""
 
     steps: list[Step] = field(default_factory=list)
     generation: list[Use] = field(default_factory=list)
-    """Of an actor each, with loading."""
+    """Uses by actors, with loading."""
     decoding: list[Use] = field(default_factory=list)
     """The same without loading."""
     rollouts: list[Use] = field(default_factory=list)
-    """From when a rollout begins until all of its groups are prepared."""
+    """(begin, end) of each rollout; it ends when all of its groups are prepared."""
     preparation: list[Use] = field(default_factory=list)
     learning: list[Use] = field(default_factory=list)
     left: list[tuple[Group, int]] = field(default_factory=list)
     """Groups that were begun and that no finished step has learnt from, with the version that began them."""
     dropped: int = 0
-    """How often a group was dropped, to be generated anew."""
+    """Number of times that a group was dropped, to be generated anew."""
 
 
 @dataclass
@@ -85,15 +85,15 @@ class _Rollout:
     begin: float
     generators: RolloutPart
     preparers: RolloutPart
-    """Its actors are the most chunks that are prepared at a time."""
+    """Part of the preparation instances. Its actors are the most chunks that are prepared at a time."""
     unfinished: dict[int, int] = field(init=False)
-    """By group, responses that have not ended or not begun."""
+    """Number of each group's responses that have not ended or not begun."""
     ends: dict[int, float] = field(default_factory=dict)
-    """By group, when the last of its responses that have begun ends."""
+    """Moment at which the last of each group's begun responses ends."""
     complete: deque[int] = field(default_factory=deque)
     """Groups that wait for preparation, in the order of completion."""
     preparing: int = 0
-    """Chunks that are prepared, or wait for an instance."""
+    """Number of chunks that are prepared, or wait for an instance."""
     unprepared: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,16 +102,16 @@ class _Rollout:
 
 
 class AsynchronousJob:
-    """A job whose groups go on their own.
+    """A job whose groups go to the learner on their own.
 
     Args:
-        system: its staleness, and what happens to groups that are too stale.
-        size: groups that a step learns from.
-        seconds: what stages take.
-        plans: how a rollout is divided.
-        history: of what rollouts and learning took; the plans may read it.
+        system: its staleness, and its rule for groups that are too stale.
+        size: number of groups that a step learns from.
+        seconds: of the stages.
+        plans: divide rollouts.
+        history: times of rollouts and learning; the plans may read it.
         batches: the groups of each rollout.
-        total: steps of the job. No more groups are begun than they learn from.
+        total: number of steps of the job. No more groups begin than they learn from.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class AsynchronousJob:
         self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
         self._numbers = itertools.count()
         self._rollouts: dict[int, _Rollout] = {}
-        """By number, those that are not complete."""
+        """Incomplete rollouts by number."""
         self._names: dict[GroupName, tuple[Group, int]] = {}
         """Groups that no step has taken, with the version that began them."""
         self._dropped: list[GroupName] = []
@@ -142,7 +142,7 @@ class AsynchronousJob:
         """The last rollout that may begin."""
         self._generators: StageInstances[ShareEnds] = StageInstances()
         self._preparers: StageInstances[tuple[int, ...]] = StageInstances()
-        """Groups of chunks wait for an instance."""
+        """The preparation instances; the groups of chunks wait for one."""
         self._idle: list[int] = []
         """Versions that idle instances have."""
         self._learning = False
@@ -152,10 +152,10 @@ class AsynchronousJob:
         self._publishing = False
         self._work = Work()
         self._batches: dict[int, list[tuple[Group, int]]] = {}
-        """By step, what it learns from until it is written down."""
+        """Groups that each step learns from, until the step is written down."""
 
     def until(self, steps: int) -> Work:
-        """Run until so many steps are written down."""
+        """Run until `steps` steps are written down."""
         now = 0.0
         self._admit()
         while self._written < steps:
@@ -171,7 +171,7 @@ class AsynchronousJob:
                 self._rollouts[number].complete.extend(groups)
             elif kind == "prepared":
                 self._rollouts[number].preparers.at_work -= 1
-                # A chunk that waits goes before one that this instance's rollout is yet to make.
+                # A chunk that waits goes before the next chunk of this instance's rollout.
                 self._deal_chunks(now)
                 self._rollouts[number].preparing -= 1
                 self._prepared(self._rollouts[number], groups, now)
@@ -191,7 +191,7 @@ class AsynchronousJob:
             self._admitted += 1
 
     def _begin(self, now: float) -> None:
-        """Begin rollouts that may begin, as long as there is an instance that no actor has or waits for."""
+        """Begin rollouts that may begin, while an instance is free that no actor waits for."""
         while self._begun < self._admitted and (self._generators.has_room or self._begun not in self._rollouts):
             self._begun += 1
             groups = {group.number: group for group in self._draw()}
@@ -207,7 +207,7 @@ class AsynchronousJob:
         self._deal(now)
 
     def _draw(self) -> list[Group]:
-        """What a rollout generates: groups that were dropped, with the lengths that they had, and others."""
+        """Draw the groups of a rollout: dropped groups, with the lengths that they had, and new ones."""
         again, others = self._buffer.next_rollout(self._dropped, self._total)
         self._dropped = [name for name in self._dropped if name not in again]
         groups = [self._names.pop(name)[0] for name in again]
@@ -220,7 +220,7 @@ class AsynchronousJob:
             self._act(self._rollouts[part.step], share, now)
 
     def _act(self, rollout: _Rollout, share: ShareEnds, now: float) -> None:
-        """An actor has an instance, and works until it has nothing left."""
+        """Let an actor with an instance work until it has nothing left."""
         if rollout.version in self._idle:
             self._idle.remove(rollout.version)
             ready = now
@@ -290,7 +290,7 @@ class AsynchronousJob:
     # --- learning ---
 
     def _learn(self, now: float) -> None:
-        """The learner takes the first groups that a step may take, if there are enough of them."""
+        """Let the learner take the first groups that a step may take, if there are enough of them."""
         if self._learning:
             return
         step = self._taken + 1
@@ -312,7 +312,7 @@ class AsynchronousJob:
         self._announce(end, "learnt", step)
 
     def _learnt(self, now: float) -> None:
-        """A step is learnt. Its version is published once the one before is, and the learner goes on meanwhile."""
+        """End a step's learning. Its version is published once the one before is; the learner goes on meanwhile."""
         if self._publishing:
             # It goes on when the version before is published.
             return
@@ -327,7 +327,7 @@ class AsynchronousJob:
             self._announce(now + self._seconds.publishing, "published", step)
 
     def _published(self, step: int, now: float) -> None:
-        """A version is there, and its step written down."""
+        """Record that a version is there, and write its step down."""
         self._publishing = False
         self._written = step
         groups, versions = zip(*self._batches.pop(step), strict=True)

@@ -1,4 +1,4 @@
-"""Plans of the steps of an asynchronous job, made as live jobs make them."""
+"""The plans of an asynchronous job's steps, made as live jobs make them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +16,11 @@ from rlhfless_operator.simulator.scenarios import Scenario
 def ends_of_shares(
     shares: Iterable[Share], groups: Iterable[Group], profile: InstanceProfile, sequences: int
 ) -> list[ShareEnds]:
-    """When the responses of a plan end, in the order in which its actors are given instances.
+    """Return the ends of a plan's responses, in the order in which its actors get instances.
 
     Args:
-        shares: whose prompts are the numbers of groups.
-        sequences: most that an instance decodes at a time.
+        shares: their prompts are the numbers of groups.
+        sequences: most sequences that an instance decodes at a time.
     """
     responses = {response.key: response for group in groups for response in group.responses()}
     return [
@@ -30,12 +30,12 @@ def ends_of_shares(
 
 
 class LivePlans:
-    """The `cost` policy, on lengths that earlier steps had.
+    """The plans of the `cost` policy, by the lengths of earlier steps.
 
     Args:
-        system: its staleness bounds how far rollouts go ahead.
-        split: its instances are the most that a plan has.
-        history: what learning took.
+        system: its staleness limits how far rollouts go ahead.
+        split: its instances are the most of a plan.
+        history: times of learning.
     """
 
     def __init__(self, scenario: Scenario, system: Rollouts, split: Split, history: History) -> None:
@@ -45,7 +45,7 @@ class LivePlans:
         self._predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
-        """The plan of the next step."""
+        """Return the plan of the next step."""
         profile, split = self._profile, self._split
         samples = ExpectedSamples.of(
             (
@@ -82,6 +82,6 @@ class LivePlans:
         )
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """A step's groups are complete."""
+        """Record that a step's groups are complete."""
         for group in groups:
             self._predictor.observe(group.prompt, group.lengths)
