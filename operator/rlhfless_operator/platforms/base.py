@@ -32,7 +32,7 @@ class Preload:
     engine: EngineSettings | None = None
     """Engine of a generation instance."""
     weights_line: str | None = None
-    """Where generation instances that fetch the weights find each other; see `GenerationRequest.weights_line`."""
+    """Place where generation instances that fetch the weights find each other; see `GenerationRequest.weights_line`."""
 
 
 class InstanceLostError(Exception):
@@ -59,7 +59,7 @@ class PlatformUnavailableError(Exception):
 
 
 class Platform(Protocol):
-    """Where functions run."""
+    """A place where functions run."""
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         """Set the wanted number of instances of a stage. Missing ones start in the background. Surplus ones are

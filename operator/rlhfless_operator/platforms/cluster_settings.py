@@ -66,7 +66,7 @@ class PoolSettings(Settings):
         return self
 
     def share_of(self, namespace: str) -> int:
-        """GPUs that a namespace may hold at a time."""
+        """Return the GPUs that a namespace may hold at a time."""
         if self.device_class is not None and self.namespaces:
             return self.namespaces.get(namespace, 0)
         return self.namespaces.get(namespace, self.gpus)
@@ -117,8 +117,8 @@ class ClusterSettings(Settings):
     """Namespace of the operator's own pods, labelled `app.kubernetes.io/name: rlhfless`. They may reach function pods
     too, to ask whether they are busy. Without it, the operator does not wait for cut tasks to publish."""
     egress: Literal["open", "restricted"] = "open"
-    """Where function pods may connect to: anywhere, or only to what their job needs: DNS, its stores, the model hub,
-    its reward servers."""
+    """Destinations of function pods: all (`open`), or only those that their job needs (`restricted`): DNS, its stores,
+    the model hub, its reward servers."""
     egress_rules: list[KubernetesObject] = Field(default=[])
     """Further destinations of restricted pods, as rules of a NetworkPolicy's `egress`; as JSON."""
     ingress: str | None = None
@@ -127,8 +127,8 @@ class ClusterSettings(Settings):
 
     @property
     def draining_seconds(self) -> float:
-        """How long a released pod holds its GPU: for its grace period if the webhook is served, because Knative's
-        sidecar waits until it ends; otherwise for as long as the sidecar delays the container's preStop hook."""
+        """Seconds for which a released pod holds its GPU. With the webhook it is the pod's grace period, because
+        Knative's sidecar waits until that ends; else the time for which the sidecar delays the preStop hook."""
         if self.admission_port is None or self.admission_grace_seconds is None:
             return _SIDECAR_SECONDS
         return min(_SIDECAR_SECONDS, self.admission_grace_seconds)
@@ -164,7 +164,7 @@ class ClusterSettings(Settings):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
 

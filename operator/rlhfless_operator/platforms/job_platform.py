@@ -1,4 +1,4 @@
-"""The platform of one job on a cluster, with hooks around what its driver asks of it."""
+"""The platform of one job on a cluster, with hooks around its driver's calls."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -32,7 +32,7 @@ class ClusterPlatform(Platform, Protocol):
 
 
 class Hook:
-    """Something that happens around what a driver asks of a platform. A subclass overrides what it needs."""
+    """Something that happens around a driver's calls of a platform. A subclass overrides the methods that it needs."""
 
     def opening(self, platform: ClusterPlatform) -> AbstractAsyncContextManager[None]:
         """Surround the opening of the platform."""
@@ -52,7 +52,7 @@ class Hook:
 
 
 class JobPlatform:
-    """Opens a platform when it is first needed, and counts the job's tasks in its pool.
+    """A platform that opens when it is first needed, and counts the job's tasks in its pool.
 
     Args:
         platform: the platform.

@@ -295,8 +295,10 @@ class KnativePlatform:
         return await self._places.of(view.node) if view is not None and self._places is not None else []
 
     async def _published(self, book: StagePods, scaler: StageScaler, instance: str) -> None:
-        """Wait until a cut task has published its partial results, by asking its pod directly. If pods can't be
-        reached, don't wait: the pod refuses other requests until it is done."""
+        """Wait until a cut task has published its partial results, by asking its pod directly.
+
+        If pods can't be reached, don't wait: the pod refuses other requests until it is done.
+        """
         if time.monotonic() < self._indirect_until:
             return
         begun = time.monotonic()
@@ -315,7 +317,7 @@ class KnativePlatform:
             await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
 
     async def _says_busy(self, ip: str) -> bool:
-        """Whether a pod reports that it is at work; False also if it does not answer."""
+        """Return whether a pod reports that it is at work; False also if it does not answer."""
         assert self._session is not None
         begun = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
@@ -330,7 +332,7 @@ class KnativePlatform:
         return isinstance(answer, dict) and bool(answer.get("busy"))
 
     async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
-        """The error, with the fate of the pod."""
+        """Return the error, with the fate of the pod."""
         deadline = time.monotonic() + _NEWS_SECONDS
         while not (problem := book.problem(instance)) and time.monotonic() < deadline:
             view = book.view(instance)

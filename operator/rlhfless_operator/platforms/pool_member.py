@@ -1,4 +1,4 @@
-"""A job in its pool of GPUs: the one record of who shares GPUs with whom."""
+"""A job in its pool of GPUs: the one record of the jobs that share GPUs."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ class PoolMember:
     clock: Clock = time.monotonic
     """Monotonic seconds."""
     part: object | None = None
-    """What the pool keeps of the job, of a class of the pool's own; None while the job's platform is not open."""
+    """The pool's own record of the job, of any class; None while the job's platform is not open."""
     demand: Demand = field(init=False)
     """The GPUs that it wants, for the plans of the other jobs."""
     use: DecayedSum = field(init=False)
@@ -67,10 +67,10 @@ class PoolMember:
             self.jobs.remove(self)
 
     def take_part(self, part: object, used: float = 0.0) -> None:
-        """Record what the pool keeps of the job. An abandoned driver of the same job has no part from now on.
+        """Set the pool's own record of the job. An abandoned driver of the same job has none from now on.
 
         Args:
-            used: GPU-seconds that the job is taken to have had.
+            used: GPU-seconds that the job is assumed to have had.
         """
         for each in self.jobs:
             if each.uid == self.uid:

@@ -26,9 +26,9 @@ def gpus_by_stage(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> dict[
 
 
 def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int | None:
-    """How many generation instances fit into the job's pool, or into the namespace's part of it.
+    """Return the number of generation instances that fit into the job's pool, or into the namespace's part of it.
 
-    The stages of a synchronous job take turns in a pool, so generation may use all of it. In an asynchronous job, the
+    The stages of a synchronous job take turns in a pool, so generation may use all of it. In an asynchronous job the
     other stages work at the same time, and generation leaves room for them.
 
     Returns:
@@ -44,8 +44,10 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
 
 
 def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
-    """Why a job can't run in its pool, with the remedy: its preparation instances have no room there, or it is
-    asynchronous and can't generate while it learns. None if it can, and if there is no such pool."""
+    """Return the reason why a job can't run in its pool, with the remedy; None if it can, or if there is no such pool.
+
+    Its preparation instances may have no room there, or it is asynchronous and can't generate while it learns.
+    """
     name = pool_of(job)
     pool = settings.pools.get(name)
     if pool is None:
@@ -90,14 +92,14 @@ def _why_not_ahead(job: RLHFJob, name: str, pool: PoolSettings, room: int, gener
 
 
 def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> int:
-    """GPUs of a pool that the stages after generation use at once."""
+    """Return the GPUs of a pool that the stages after generation use at once."""
     gpus = gpus_by_stage(job, defaults, pool)
     spec = job.spec
     return gpus["preparation"] * spec.preparation.instances.max + gpus["learning"] * spec.learning.instances.max
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
-    """Generation instances that a namespace's quotas allow next to those of the other stages; at least one.
+    """Return the number of generation instances that a namespace's quotas allow beside the other stages; at least one.
 
     The use of other jobs does not count, because it changes while a job keeps its number.
 
@@ -115,8 +117,9 @@ def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Map
 
 
 def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why an asynchronous job can't generate while it learns within its namespace's quotas, with the remedy; None if it
-    can, and for a synchronous job.
+    """Return the reason why quotas keep an asynchronous job from generating while it learns, with the remedy.
+
+    None if they don't, and for a synchronous job.
 
     Args:
         quotas: ResourceQuota objects.
@@ -137,13 +140,13 @@ def why_not_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[
 
 
 def _extended_of_generation(job: RLHFJob, defaults: PodsSpec) -> dict[str, float]:
-    """Extended resources, such as `nvidia.com/gpu`, that a generation instance requests."""
+    """Return the extended resources, such as `nvidia.com/gpu`, that a generation instance requests."""
     limits = _limits(pods_by_stage(job.on_cluster(defaults).spec)["generation"])
     return {resource: quantity(text) for resource, text in limits.items() if "/" in resource and quantity(text)}
 
 
 def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float:
-    """The resources that the stages after generation request at once."""
+    """Return the resources that the stages after generation request at once."""
     stages, spec = pods_by_stage(job.on_cluster(defaults).spec), job.spec
 
     def asked(stage: Stage, instances: int) -> float:
@@ -153,7 +156,7 @@ def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float
 
 
 def _limited(quotas: Sequence[Mapping[str, Any]], resource: str) -> Iterator[tuple[str, float]]:
-    """Each quota that limits a resource: its name, and its limit."""
+    """Yield each quota that limits a resource: its name, and its limit."""
     for quota in quotas:
         hard = quota.get("spec", {}).get("hard", {}).get(f"requests.{resource}")
         if hard is not None:

@@ -36,7 +36,7 @@ class SlotAccount:
         return bool(self._holders)
 
     def of(self, instance: str) -> tuple[str, ...]:
-        """An instance's slots, in use or not."""
+        """Return an instance's slots, in use or not."""
         return self._homes.get(instance, ())
 
     def place(self, instance: str, slots: Collection[str]) -> None:
@@ -52,7 +52,7 @@ class SlotAccount:
                 self._holders[slot] = None
 
     def may_wake(self, instance: str) -> bool:
-        """Whether no other instance uses an instance's slots."""
+        """Return whether no other instance uses an instance's slots."""
         return all(self._holders[slot] in (None, instance) for slot in self.of(instance))
 
     def wake(self, instance: str) -> bool:
@@ -69,9 +69,9 @@ class SlotAccount:
         self._homes.pop(instance, None)
 
     def free(self) -> list[str]:
-        """Slots that no instance uses."""
+        """Return the slots that no instance uses."""
         return [slot for slot, holder in self._holders.items() if holder is None]
 
     def residents(self, slot: str) -> int:
-        """Number of instances that use a slot in turns."""
+        """Return the number of instances that use a slot in turns."""
         return sum(slot in home for home in self._homes.values())

@@ -12,7 +12,7 @@ _MAX_LINE_BYTES = 16 * 2**20
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a limit on the length of a stream. `stall_seconds` below limits silence."""
+    """Return a session without a limit on the length of a stream. `stall_seconds` below limits silence."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         read_bufsize=2**18,
@@ -21,7 +21,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def shows_work(event: Event) -> bool:
-    """Whether an event shows that a sleeping instance is awake and works.
+    """Return whether an event shows that a sleeping instance is awake and works.
 
     The server sends `started` when it takes the request, and heartbeats during silence. All other events come from the
     function, which sends them once it has its memory again.

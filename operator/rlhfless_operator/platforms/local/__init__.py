@@ -1,1 +1,6 @@
-"""Functions as processes on this machine: `platform` starts and ends them."""
+"""Functions as processes on this machine.
+
+- `platform`: start and end instances by demand, and send tasks to them.
+- `process`: one instance: its state and its signals. `fork_server`: the process that instances are forked from.
+- `gpus`: this machine's GPUs as slots. `turns`: the input of a decision about turns on them.
+"""

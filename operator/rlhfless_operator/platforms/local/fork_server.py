@@ -22,7 +22,7 @@ _ENVIRONMENT = {
 
 
 class ForkServer:
-    """Starts the fork server before the first fork, and restarts it after it has died.
+    """The fork server's process: started before the first fork, and again after it has died.
 
     Args:
         log_path: file to which it and its children append their logs.

@@ -11,9 +11,10 @@ _LISTING_SECONDS = 30
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The GPUs that a new process would see, by their names in CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that a new process would see, by their names in CUDA_VISIBLE_DEVICES.
 
-    If the variable is set, these are its GPUs, or none if it is empty. Otherwise all that NVIDIA's driver lists.
+    If the variable is set, these are its GPUs, or none if it is empty. Otherwise they are all that NVIDIA's driver
+    lists.
     """
     if (chosen := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return _chosen(chosen)
@@ -21,7 +22,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
 
 
 def gpu_products(gpus: Collection[str], environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The products of GPUs, each once, such as `NVIDIA H100 80GB HBM3`.
+    """Return the products of GPUs, each once, such as `NVIDIA H100 80GB HBM3`.
 
     Args:
         gpus: names from `visible_gpus`, by number or by UUID.
@@ -33,7 +34,7 @@ def gpu_products(gpus: Collection[str], environment: Mapping[str, str] = os.envi
 
 
 def _ask_driver(fields: str, environment: Mapping[str, str]) -> list[str]:
-    """Fields of every GPU from NVIDIA's driver, one line each; empty without a driver."""
+    """Return the fields of every GPU from NVIDIA's driver, one line each; empty without a driver."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         listed = subprocess.run(
@@ -45,7 +46,7 @@ def _ask_driver(fields: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def _chosen(variable: str) -> tuple[str, ...]:
-    """CUDA reads names from the left, up to the first invalid one."""
+    """Return the GPUs named in a variable as CUDA reads them: from the left, up to the first invalid name."""
     names = []
     for name in variable.split(","):
         if not name.strip() or name.strip().startswith("-"):
@@ -67,7 +68,7 @@ class GpuAccount(SlotAccount):
         self._per_instance = per_instance
 
     def has_room(self, stage: Stage) -> bool:
-        """Whether enough GPUs are free for a new instance."""
+        """Return whether enough GPUs are free for a new instance."""
         return len(self.free()) >= self._needed(stage)
 
     def settle(self, instance: str, home: Collection[str]) -> None:
@@ -76,8 +77,10 @@ class GpuAccount(SlotAccount):
         self.wake(instance)
 
     def home_of_fresh(self, stage: Stage, idle: Sequence[str] = (), leaving: Collection[str] = ()) -> list[str] | None:
-        """The GPUs for a new instance, now or later: free ones, those with the fewest sleeping instances first; then
-        ones that are being released; then those of idle instances.
+        """Return the GPUs for a new instance, now or later.
+
+        Free GPUs come first, those with the fewest sleeping instances ahead; then GPUs that are being released; then
+        those of idle instances.
 
         Args:
             idle: idle instances, in the order in which to take their GPUs.

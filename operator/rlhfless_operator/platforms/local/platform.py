@@ -210,11 +210,11 @@ class LocalPlatform:
                 each.turn.set_exception(InstanceLostError(problem))
 
     def _most(self, stage: Stage) -> int:
-        """Most instances of a stage that may work for waiting tasks."""
+        """Return the most instances of a stage that may work for waiting tasks."""
         return 0 if self._never_ready(stage) else max(1, self._targets.get(stage, 0))
 
     def _never_ready(self, stage: Stage) -> bool:
-        """Whether too many instances of a stage have ended before they were ready."""
+        """Return whether too many instances of a stage have ended before they were ready."""
         return self._failed_starts.get(stage, 0) >= _MOST_FAILED_STARTS
 
     def _start_for(self, stage: Stage, home: Sequence[str]) -> None:
@@ -241,7 +241,7 @@ class LocalPlatform:
         return self._session
 
     async def _leave(self, process: LocalProcess, *, finished: bool) -> None:
-        """A task's stream is closed. Free the instance as soon as it has published its partial results."""
+        """Free the instance of a task whose stream is closed, as soon as it has published its partial results."""
         if not finished and process.has_task:
             published = await process.publish(self._open_session(), self._stall_seconds)
             if not published:
@@ -252,7 +252,7 @@ class LocalPlatform:
         self._tell()
 
     def _tell(self) -> None:
-        """Something has changed: give turns to waiting tasks. If none waits, start wanted instances on free GPUs."""
+        """Give turns to waiting tasks after a change. If none waits, start wanted instances on free GPUs."""
         if self._waiting:
             self._take_turns()
         elif self._gpus.any:

@@ -43,7 +43,7 @@ class LocalProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Base URL of its server."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -53,12 +53,12 @@ class LocalProcess:
 
     @property
     def has_task(self) -> bool:
-        """Whether it has a task, which it works on or wakes for."""
+        """Whether it has a task. It works on the task, or wakes for it."""
         return self.state == "busy" or (self.state == "switching" and not self.falling_asleep)
 
     @property
     def at_work(self) -> bool:
-        """Whether it keeps its GPUs for a while, because it has a task or starts."""
+        """Whether it keeps its GPUs for a while: it has a task, or it starts."""
         return self.working and self.state != "idle"
 
     @property
@@ -129,10 +129,10 @@ def instance_options(
     emulation: EmulationSettings | None,
     gpus: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """What the fork server starts an instance with, now: `InstanceOptions` of the functions as JSON.
+    """Return the options of an instance that starts now: `InstanceOptions` of the functions as JSON.
 
     Args:
-        gpus: names of its GPUs; None where there are none to give.
+        gpus: names of its GPUs; None if it gets none.
     """
     return {
         "stage": process.stage,

@@ -85,7 +85,7 @@ def look(
 def longest_asleep(
     own: Sequence[LocalProcess], processes: Mapping[str, LocalProcess], gpus: GpuAccount
 ) -> list[LocalProcess]:
-    """Sleeping instances that can't wake soon, because others work on their GPUs; the longest asleep first.
+    """Return the sleeping instances that can't wake soon, because others work on their GPUs; the longest asleep first.
 
     Args:
         own: the instances to choose from.

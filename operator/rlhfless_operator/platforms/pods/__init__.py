@@ -1,1 +1,9 @@
-"""The pods of a stage on a cluster: manifests, scale, and the pod that a task goes to."""
+"""The pods of a stage on a cluster.
+
+- `job_objects`: create and remove the objects of a job's functions. `manifests`: their manifests. `egress`: the
+  destinations of pods. `affinity`: place pods near each other.
+- `stage_pods`: the book of a stage's pods. `pod_watch`: the watch that fills it. `pod_events`: warnings about a pod.
+  `node_places`: the location of nodes.
+- `stage_scaler`: control the number of a stage's pods. `scaling`: compute it.
+- `dispatch`: send a request until a pod takes it.
+"""

@@ -19,7 +19,7 @@ _NO_SPREADING = [{"maxSkew": 1, "topologyKey": HOSTNAME, "whenUnsatisfiable": "S
 
 
 def placement_patch(pod: Mapping[str, Any], topology_keys: Sequence[str]) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) that adds preferences to a function pod, besides the pod's own.
+    """Return the JSON patch (RFC 6902) that adds preferences to a function pod, besides the pod's own.
 
     Args:
         pod: pod of a job.

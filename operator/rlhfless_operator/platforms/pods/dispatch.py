@@ -1,4 +1,4 @@
-"""Delivers a request to a pod: sends it again until a pod takes it, or until no pod can.
+"""The delivery of a request to a pod: it is sent again until a pod takes it, or until no pod can.
 
 Knative sends requests to a pod whose stream has ended, even while the pod still publishes. Activators restart, and a
 request may queue at an activator that has no pod for it. None of this counts as a loss. Pure functions of the time
@@ -17,11 +17,11 @@ from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentEr
 from rlhfless_operator.platforms.pods.stage_pods import StagePods
 
 _REROUTE_SECONDS = 15.0
-"""If no pod has taken a request for this long while a pod was idle for as long, the request is sent again; seconds."""
+"""Seconds after which a request that no pod has taken is sent again, if a pod was idle for as long."""
 _HOPELESS_SECONDS = 30.0
-"""How long all pods of a stage may fail to start before the work counts as lost, in seconds."""
+"""Seconds for which all pods of a stage may fail to start before the work counts as lost."""
 _TROUBLE_SECONDS = 60.0
-"""How long requests may be refused, such as while an activator restarts, before the work counts as lost, in seconds."""
+"""Seconds for which requests may be refused, as while an activator restarts, before the work counts as lost."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
@@ -66,7 +66,7 @@ async def deliver(
 
 
 async def _first_event(events: AsyncGenerator[Event, None], book: StagePods) -> Event | None:
-    """The first event of an attempt; None if the request should be sent again.
+    """Return the first event of an attempt; None if the request should be sent again.
 
     Raises:
         InstanceLostError, TaskFailedError: the stream raised it.
@@ -104,7 +104,7 @@ class Queue:
         """Decide what to do.
 
         Args:
-            idle_seconds: how long a pod of the stage has been idle; 0 if none is.
+            idle_seconds: seconds for which a pod of the stage has been idle; 0 if none is.
             hopeless: whether there are pods and waiting fixes none of them.
         """
         if now > self.sent + _REROUTE_SECONDS and idle_seconds > _REROUTE_SECONDS:
@@ -116,11 +116,11 @@ class Queue:
 
 
 Ending = Literal["occupied", "refused", "unanswered", "final"]
-"""How an attempt ended that no pod took.
+"""End of an attempt that no pod took.
 
 `occupied`: it reached a pod that still publishes after a cut, or that is about to end. `refused`: it reached no pod,
-such as while an activator restarts. `unanswered`: there was no answer within the time limit. `final`: sending it again
-would not help.
+as while an activator restarts. `unanswered`: there was no answer within the time limit. `final`: to send it again would
+not help.
 """
 
 
@@ -146,11 +146,11 @@ class Attempts:
     _next_pause: float = _FIRST_PAUSE_SECONDS
 
     def left(self, now: float) -> float:
-        """Seconds that the next attempt may wait for its first event."""
+        """Return the seconds that the next attempt may wait for its first event."""
         return max(self.begun + self.start_timeout - now, 0.001)
 
     def pause(self) -> float:
-        """Seconds until the next attempt."""
+        """Return the seconds until the next attempt."""
         pause = self._next_pause
         self._next_pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return pause

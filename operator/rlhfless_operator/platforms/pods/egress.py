@@ -29,7 +29,7 @@ _ANYWHERE: tuple[Rule, ...] = (
 
 
 def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set[str]:
-    """URLs that the functions of a job connect to: stores, the model hub and reward servers.
+    """Return the URLs that the functions of a job connect to: stores, the model hub and reward servers.
 
     Args:
         job: the job, with resolved paths.
@@ -46,7 +46,7 @@ def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set
 
 
 def egress_rules(addresses: Iterable[str], namespace: str, further: Iterable[Rule]) -> list[Rule]:
-    """The rules that let pods connect to addresses.
+    """Return the rules that let pods connect to addresses.
 
     Args:
         addresses: URLs.
@@ -85,7 +85,7 @@ def _pods_of(namespace: str) -> Rule:
 
 
 def _store(uri: str, environment: Mapping[str, str]) -> str:
-    """URL of a URI's store; empty for a store that needs no network."""
+    """Return the URL of a URI's store; empty for a store that needs no network."""
     scheme = uri.rpartition("::")[2].partition("://")[0]
     if scheme in ("file", "local", "memory"):
         return ""

@@ -1,4 +1,4 @@
-"""Creates and removes the objects of a job's functions: Services, the token's Secret, the NetworkPolicies."""
+"""The objects of a job's functions: Services, the token's Secret, the NetworkPolicies."""
 
 import asyncio
 import base64
@@ -166,7 +166,7 @@ class JobObjects:
         return await resources.apply(manifest)
 
     def _is_ours(self, found: KubernetesObject) -> bool:
-        """Whether an object is this job's. An object that is being deleted, or another job's, must be gone first.
+        """Return whether an object is this job's. One that is being deleted, or another job's, must be gone first.
 
         Raises:
             PlatformUnavailableError: the object will not be deleted.
@@ -182,7 +182,7 @@ class JobObjects:
         return False
 
     def _endpoint(self, service: Service) -> Endpoint | None:
-        """The address of a Service; None while Knative still works on it.
+        """Return the address of a Service; None while Knative still works on it.
 
         Raises:
             PlatformUnavailableError: Knative reports that it can't serve it.
@@ -238,7 +238,8 @@ def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings
 
 
 def _refusal(message: str, settings: ClusterSettings) -> str:
-    """The message of Knative's webhook about a Service that it refuses, with the remedy if a setting allows it."""
+    """Return the message of Knative's webhook about a Service that it refuses, with the remedy if a setting allows
+    it."""
     said = message.rpartition("denied the request: ")[2].removeprefix("validation failed: ")
     if "field not declared in schema" in said:
         field = said.rpartition("Kind=Service): ")[2]

@@ -84,7 +84,7 @@ class StageFunction:
     slots: SlotsWanted | None = None
     """The slots that its pods use in turns; None if they have GPUs of their own, or none."""
     instances: int = 1
-    """Pods that work on one task together, and talk to each other for it, at most."""
+    """Most pods that work on one task together, and talk to each other for it."""
     relays: bool = False
     """Whether its pods pass weights on to each other."""
 
@@ -100,8 +100,11 @@ class StageFunction:
 
 
 def service_name(job: str, stage: Stage) -> str:
-    """`JOB-STAGE`. If that is not a valid name of a Kubernetes Service, because of its length or first character, a
-    name from its beginning and its hash."""
+    """Return the name of a stage's Service: `JOB-STAGE`.
+
+    If that is no valid name of a Kubernetes Service, because of its length or first character, the name is made of its
+    beginning and its hash.
+    """
     name = f"{job}-{stage}"
     if job[:1].isalpha() and len(name) + len(_REVISION_SUFFIX) <= _LONGEST_NAME:
         return name
@@ -110,22 +113,22 @@ def service_name(job: str, stage: Stage) -> str:
 
 
 def secret_name(job: str) -> str:
-    """Name of the Secret with the job's token."""
+    """Return the name of the Secret with the job's token."""
     return f"{job}-token"
 
 
 def policy_name(job: str) -> str:
-    """Name of the job's NetworkPolicy."""
+    """Return the name of the job's NetworkPolicy."""
     return f"{job}-functions"
 
 
 def job_selector(job: str) -> dict[str, str]:
-    """Labels of all objects of a job."""
+    """Return the labels of all objects of a job."""
     return {MANAGED_BY: MANAGER, JOB_LABEL: job}
 
 
 def token_secret(job: JobIdentity, token: str) -> Manifest:
-    """The Secret with the token that every request to the job's functions carries."""
+    """Return the Secret with the token that every request to the job's functions carries."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -137,8 +140,10 @@ def token_secret(job: JobIdentity, token: str) -> Manifest:
 
 
 def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Iterable[str] = ()) -> Manifest:
-    """The policy that lets only Knative's pods, which forward requests, reach a job's functions. If the operator's
-    namespace is known, its pods may ask them whether they are busy. Restricted pods may reach only what they need.
+    """Return the policy that lets only Knative's pods, which forward requests, reach a job's functions.
+
+    If the operator's namespace is known, its pods may ask them whether they are busy. Restricted pods may reach only
+    the destinations that they need.
 
     Args:
         connects_to: URLs that the job's pods need.
@@ -164,13 +169,15 @@ def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Ite
 
 
 def gang_policy_name(job: str, stage: Stage) -> str:
-    """Name of the NetworkPolicy of a stage's pods that reach each other."""
+    """Return the name of the NetworkPolicy of a stage's pods that reach each other."""
     return f"{job}-gang" if stage == "learning" else f"{job}-relays"
 
 
 def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
-    """The policy that lets only pods of a stage that work together, or pass weights on, reach each other, on ports that
-    they choose."""
+    """Return the policy by which only pods of a stage that work together, or pass weights on, reach each other.
+
+    They choose their ports.
+    """
     together = {"podSelector": {"matchLabels": job_selector(function.job.name) | {STAGE_LABEL: function.stage}}}
     spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
     if settings.egress == "restricted":
@@ -184,7 +191,7 @@ def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
 
 
 def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
-    """The Knative Service of a stage.
+    """Return the Knative Service of a stage.
 
     Only its Revision's `min-scale` and `max-scale` scale it. Its scaling metric is requests per second, which is almost
     zero for requests that last minutes and so adds no pods. With concurrency as the metric, Knative would keep the last
@@ -228,7 +235,7 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
 
 
 def threads_of(resources: ResourcesSpec | None) -> int:
-    """CPU threads of an instance: its CPU limit or request, rounded up; 1 if it has neither."""
+    """Return the CPU threads of an instance: its CPU limit or request, rounded up; 1 if it has neither."""
     given = (resources or ResourcesSpec()).limits or {}, (resources or ResourcesSpec()).requests or {}
     cpu = next((amounts["cpu"] for amounts in given if "cpu" in amounts), "1")
     cores = Decimal(cpu.removesuffix(_CPU_SUFFIX)) / (1000 if cpu.endswith(_CPU_SUFFIX) else 1)

@@ -35,7 +35,7 @@ class NodePlaces:
         self._looking = asyncio.Lock()
 
     async def of(self, node: str) -> list[str]:
-        """The name of a node and its domains, the nearest first; empty for a node without a name."""
+        """Return the name of a node and its domains, the nearest first; empty for a node without a name."""
         if not node:
             return []
         if self._allowed and node not in self._known:

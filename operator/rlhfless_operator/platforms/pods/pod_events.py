@@ -27,7 +27,7 @@ EVENTS = Kind("", "v1", "events", PodEvent)
 
 
 async def newest_warning(client: KnativeClient, namespace: str, uid: str) -> str:
-    """The newest warning about a pod, as `REASON: MESSAGE`; empty if there is none, or if it can't be read.
+    """Return the newest warning about a pod, as `REASON: MESSAGE`; empty if there is none, or if it can't be read.
 
     Args:
         uid: uid of the pod.

@@ -128,7 +128,7 @@ class JobListener(Protocol):
 
 
 def view_of(pod: Pod) -> PodView | None:
-    """A platform's view of a pod; None if it is not a function's pod."""
+    """Return a platform's view of a pod; None if it is not a function's pod."""
     stage = pod.metadata.labels.get(STAGE_LABEL)
     if stage not in STAGES or pod.metadata.creation_timestamp is None:
         return None

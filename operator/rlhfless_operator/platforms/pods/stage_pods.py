@@ -1,4 +1,4 @@
-"""The pods of one stage: the state of each for the ledger, and what the stage's requests need."""
+"""The pods of one stage: the state of each, for the ledger and for the stage's requests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,13 +32,13 @@ class _Pod:
     """Time when its start was first seen, in monotonic seconds; None once it has started."""
     idle_since: float = 0.0
     busy: bool = False
-    """Whether it works on a request, or still publishes after one."""
+    """True while it works on a request, and while it publishes after one."""
     asleep: bool = False
     """Whether it has released its slots' memory."""
     falling_asleep: bool = False
     """Whether it is releasing its slots' memory."""
     suspicion: str = ""
-    """Why it does not start, if Kubernetes does not say."""
+    """Reason why it does not start, if Kubernetes gives none."""
     to_be_prepared_by: float | None = None
     """Deadline for its node to prepare it, or time of the next check after that."""
     proven: bool = False
@@ -121,8 +121,10 @@ class StagePods:
             self.on_change()
 
     def unprepared(self, at: float) -> list[PodView]:
-        """Pods that their nodes have not prepared within the limit. Each is returned again later, because Kubernetes
-        gives the reason only in events, and it may change."""
+        """Return the pods that their nodes have not prepared within the limit.
+
+        Each is returned again later: Kubernetes gives the reason only in events, and it may change.
+        """
         found = []
         for pod in self._pods.values():
             if pod.to_be_prepared_by is not None and at >= pod.to_be_prepared_by and pod.view is not None:
@@ -223,25 +225,25 @@ class StagePods:
     # --- what there is ---
 
     def free(self) -> list[str]:
-        """Pods that are awake and have no task, the longest idle first."""
+        """Return the pods that are awake and have no task, the longest idle first."""
         return [name for name, pod in self._resting() if pod.state == "idle"]
 
     def asleep(self) -> list[str]:
-        """Pods that sleep and could take a task, the longest idle first."""
+        """Return the pods that sleep and could take a task, the longest idle first."""
         return [name for name, pod in self._resting() if pod.state == "asleep"]
 
     def is_asleep(self, instance: str) -> bool:
-        """Whether a pod sleeps, or has never used its slots."""
+        """Return whether a pod sleeps. A pod that has never used its slots counts as asleep."""
         pod = self._pods.get(instance)
         return pod is None or (pod.asleep and not pod.busy)
 
     @property
     def usable(self) -> bool:
-        """Whether a pod could take a task, now or when its turn comes."""
+        """Whether any pod could take a task, at the latest when its turn comes."""
         return any(pod.kept and pod.view is not None and pod.view.ready for pod in self._pods.values())
 
     def leaving(self) -> list[str]:
-        """Pods that are releasing their slots' memory, or terminating."""
+        """Return the pods that are releasing their slots' memory, or terminating."""
         return [name for name, pod in self._pods.items() if pod.falling_asleep or pod.state == "draining"]
 
     def _resting(self) -> list[tuple[str, _Pod]]:
@@ -249,7 +251,7 @@ class StagePods:
         return sorted(ready, key=lambda entry: entry[1].idle_since)
 
     def situation(self) -> StageSituation:
-        """The stage at this moment."""
+        """Return the stage at this moment."""
         states = [pod.state for pod in self._pods.values()]
         resting = [pod for pod in self._pods.values() if pod.kept and pod.state not in ("starting", "busy")]
         return StageSituation(
@@ -277,7 +279,7 @@ class StagePods:
         return sum(pod.kept for pod in self._pods.values())
 
     def view(self, instance: str) -> PodView | None:
-        """The watch's view of a pod."""
+        """Return the watch's view of a pod."""
         pod = self._pods.get(instance)
         return pod.view if pod is not None else None
 
@@ -286,12 +288,15 @@ class StagePods:
         return self._pods[instance].idle_since
 
     def idle_for(self, at: float) -> float:
-        """Longest idle time of a pod, in seconds; 0 if no pod is idle."""
+        """Return the longest idle time of a pod, in seconds; 0 if no pod is idle."""
         return max((at - pod.idle_since for pod in self._pods.values() if pod.state == "idle"), default=0.0)
 
     def wrong_costs(self, due_before: float) -> Iterator[tuple[PodView, str | None]]:
-        """Pods with a wrong deletion cost, and the right one: highest for working pods, and higher for pods that are
-        kept for now than for those that have been idle since `due_before`."""
+        """Yield the pods with a wrong deletion cost, and the right one.
+
+        It is highest for working pods, and higher for pods that are kept for now than for those idle since
+        `due_before`.
+        """
         for pod in self._pods.values():
             if pod.view is None or not pod.kept:
                 continue
@@ -301,7 +306,7 @@ class StagePods:
                 yield pod.view, cost
 
     def problem(self, instance: str | None = None) -> str:
-        """The problem of a pod, or of the stage's pods; empty if none is known."""
+        """Return the problem of a pod, or of the stage's pods; empty if none is known."""
         if instance is not None:
             pod = self._pods.get(instance)
             found = pod.problem if pod is not None and pod.view is not None else self._ended.get(instance, "")
@@ -310,7 +315,7 @@ class StagePods:
         return "; ".join(f"{name}: {problem}" for name, problem in (problems or self._ended).items())
 
     def hopeless(self) -> bool:
-        """Whether there are pods, none works, and waiting fixes none of them."""
+        """Return whether there are pods and waiting fixes none of them."""
         views = [pod.view for pod in self._pods.values() if pod.kept]
         return bool(views) and all(view is not None and view.fatal for view in views)
 

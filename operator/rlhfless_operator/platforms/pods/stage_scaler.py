@@ -1,4 +1,4 @@
-"""Controls the number of a stage's pods by the scale bounds of the Revision."""
+"""The control of the number of a stage's pods, by the scale bounds of the Revision."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _WAKE_SECONDS = 5.0
 
 
 class StageScaler:
-    """One stage.
+    """The scaler of one stage.
 
     Args:
         pods: the stage's book.
@@ -79,7 +79,7 @@ class StageScaler:
         self.notice()
 
     def notice(self) -> None:
-        """Something has changed."""
+        """Look at the number of pods again, because something has changed."""
         self._changed.set()
 
     @property
@@ -161,8 +161,10 @@ class StageScaler:
                 await self._pods_api.patch(self._namespace, view.name, patch)
 
     async def _look_into(self, missing: int) -> None:
-        """Find out why pods are missing. If there are none, send a request, because an autoscaler that has just started
-        reads no bounds before one."""
+        """Find out why pods are missing.
+
+        If there are none, send a request: an autoscaler that has just started reads no bounds before one.
+        """
         if self._pods.there == 0 and (self._waking is None or self._waking.done()):
             self._waking = asyncio.create_task(self._wake())
         revision = await self._revisions.get(self._namespace, self._endpoint.revision)

@@ -61,7 +61,7 @@ class Resident:
 
 
 def claim(namespace: str, pool: str, device_class: str, group: int, index: int) -> Manifest:
-    """The claim of one GPU."""
+    """Return the claim of one GPU."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -75,7 +75,7 @@ def claim(namespace: str, pool: str, device_class: str, group: int, index: int) 
 
 
 def why_overlooked(named: Iterable[str], there: Collection[str], ending: Collection[str]) -> str:
-    """Why the scheduler ignores a pod. In this case it sets no condition and posts no event.
+    """Return the reason why the scheduler ignores a pod: in this case it sets no condition and posts no event.
 
     Args:
         named: claims that the pod names.
@@ -92,12 +92,12 @@ def why_overlooked(named: Iterable[str], there: Collection[str], ending: Collect
 
 
 def claim_selector(pool: str) -> str:
-    """The labels of a pool's claims."""
+    """Return the labels of a pool's claims."""
     return f"{MANAGED_BY}={MANAGER},{_POOL_LABEL}={pool}"
 
 
 def slots_of(claims: Iterable[ResourceClaim]) -> list[Slot]:
-    """The slots that new pods can name: all claims but those that are being deleted."""
+    """Return the slots that new pods can name: all claims but those that are being deleted."""
     return [
         Slot(each.metadata.name, each.metadata.labels[GROUP_LABEL])
         for each in claims
@@ -106,7 +106,7 @@ def slots_of(claims: Iterable[ResourceClaim]) -> list[Slot]:
 
 
 def resident_of(pod: KubernetesObject) -> Resident | None:
-    """A pod as a resident of its slots; None for a pod without slots, or one that is terminating."""
+    """Return a pod as a resident of its slots; None for a pod without slots, or one that is terminating."""
     named = pod.metadata.annotations.get(SLOTS)
     if not named or pod.metadata.deletion_timestamp is not None:
         return None
@@ -117,10 +117,11 @@ def resident_of(pod: KubernetesObject) -> Resident | None:
 def choose_slots(
     slots: Sequence[Slot], residents: Sequence[Resident], job: str, stage: str, gpus: int
 ) -> tuple[str, ...] | None:
-    """The slots of a new pod, all from one group. Slots with the fewest pods of its own stage come first. Then the
-    group with the fewest pods of the same stage of other jobs, because their work comes at the same time. Then the
-    slots with the fewest pods of other jobs: a job's learner and preparation do not work at the same time and can share
-    a slot.
+    """Return the slots of a new pod, all from one group.
+
+    Slots with the fewest pods of its own stage come first. Then comes the group with the fewest pods of the same stage
+    of other jobs, because their work comes at the same time. Then come the slots with the fewest pods of other jobs: a
+    job's learner and preparation do not work at the same time and can share a slot.
 
     Args:
         slots: existing slots.
@@ -152,8 +153,10 @@ def choose_slots(
 
 
 def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence[str]) -> list[dict[str, Any]]:
-    """The JSON patch (RFC 6902) that gives a new pod its slots: it names every claim of their group, and its function
-    uses the chosen ones."""
+    """Return the JSON patch (RFC 6902) that gives a new pod its slots.
+
+    The pod names every claim of their group, and its function uses the chosen ones.
+    """
     group = next(slot.group for slot in slots if slot.name == chosen[0])
     names = sorted(slot.name for slot in slots if slot.group == group)
     containers = pod["spec"]["containers"]
@@ -172,7 +175,7 @@ def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence
 
 
 def gpus_of(pod: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The pool and the number of a new pod's slots; None for a pod that takes no turns."""
+    """Return the pool and the number of a new pod's slots; None for a pod that takes no turns."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     if POOL not in annotations or GPUS not in annotations:
         return None

@@ -40,9 +40,11 @@ class ClaimsReview:
 
 
 class PoolDivision:
-    """Creates the claims of a pool's namespaces. If the pool's settings name namespaces, each has a fixed part.
-    Otherwise all share the pool: each gets as many groups as its jobs can use, or its fair part if there are too few. A
-    namespace with more than its part returns groups if another one lacks some. Tasks on them end first.
+    """The division of a pool's claims among namespaces.
+
+    If the pool's settings name namespaces, each has a fixed part. Otherwise all share the pool: each gets as many
+    groups as its jobs can use, or its fair part if there are too few. A namespace with more than its part returns
+    groups if another one lacks some. Tasks on them end first.
 
     Args:
         client: client of the cluster.
@@ -73,14 +75,15 @@ class PoolDivision:
             del self._wanted[namespace]
 
     def part(self, namespace: str) -> int:
-        """The number of groups that a namespace should have now."""
+        """Return the number of groups that a namespace should have now."""
         if self._settings.namespaces:
             return min(self._wanted.get(namespace, 0), self._settings.share_of(namespace) // self._together)
         return self._parts().get(namespace, 0)
 
     async def review(self, namespace: str) -> ClaimsReview:
-        """List a namespace's claims, create missing ones, and return groups that another namespace lacks. Also delete
-        claims that an earlier operator left behind.
+        """List a namespace's claims, create missing ones, and give back groups that another namespace lacks.
+
+        Claims that an earlier operator left behind are deleted.
 
         Raises:
             ApiError: the API server refuses, or is not there.
@@ -129,7 +132,7 @@ class PoolDivision:
         return self._settings.share_of(namespace) // self._together
 
     async def _groups(self, namespace: str) -> dict[str, _Groups]:
-        """The claims of each group by namespace; only of this namespace if the others don't matter."""
+        """Return the claims of each group by namespace; only of this namespace if the others don't matter."""
         selector = claim_selector(self._name)
         places: Sequence[str | None] = [namespace] if self._settings.namespaces else self._namespaces or [None]
         found: dict[str, _Groups] = {}
@@ -157,8 +160,10 @@ class PoolDivision:
         return frozenset(made)
 
     def _surplus(self, namespace: str, mine: _Groups, others: Mapping[str, _Groups]) -> list[str]:
-        """Groups of this namespace that others lack, the last ones first. Groups that are already being deleted go to
-        these others."""
+        """Return the groups of this namespace that others lack, the last ones first.
+
+        Groups that are already being deleted go to these others.
+        """
         if self._settings.namespaces:
             return []
         parts = self._parts()

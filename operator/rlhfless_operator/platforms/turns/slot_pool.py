@@ -187,7 +187,7 @@ class SlotPool:
         self.notify()
 
     def knows(self, pod: str) -> bool:
-        """Whether a pod takes turns here."""
+        """Return whether a pod takes turns here."""
         return pod in self._account
 
     # --- turns ---
@@ -250,8 +250,10 @@ class SlotPool:
         return turns
 
     def _note_shortages(self, lacking: Sequence[_QueuedTask]) -> None:
-        """Note tasks that wait for their pods' slots while other slots are free. After the time that a start takes,
-        start one more pod."""
+        """Record tasks that wait for their pods' slots while other slots are free.
+
+        After the time that a start takes, start one more pod.
+        """
         now = time.monotonic()
         counts = Counter((each.user.job, each.stage) for each in lacking)
         for job, part in self._parts().items():

@@ -1,4 +1,4 @@
-"""What the slots of a namespace ask of the jobs whose pods take turns on them, and tell them."""
+"""The interface between the slots of a namespace and the jobs whose pods take turns on them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,16 +16,16 @@ class SlotUser(Protocol):
         """Unique id of the job."""
 
     def free(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that are awake and have no task."""
+        """Return the pods of a stage that are awake and have no task."""
 
     def asleep(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that sleep and could take a task."""
+        """Return the pods of a stage that sleep and could take a task."""
 
     def idle(self) -> Sequence[str]:
-        """Pods of any stage that are awake and have no task."""
+        """Return the pods of any stage that are awake and have no task."""
 
     def leaving(self) -> Sequence[str]:
-        """Pods of any stage that are releasing their slots."""
+        """Return the pods of any stage that are releasing their slots."""
 
     def take(self, pod: str) -> None:
         """Assign a task to a pod."""
@@ -34,7 +34,7 @@ class SlotUser(Protocol):
         """Put a pod to sleep, because another pod needs its slots."""
 
     def could_start(self, stage: Stage) -> float | None:
-        """Seconds that one more pod of a stage takes to start; None if the stage can't have one more now."""
+        """Return the seconds that one more pod of a stage takes to start; None if the stage can't have one more now."""
 
     def start(self, stage: Stage) -> None:
         """Start one more pod of a stage, because its tasks have waited long while slots were unused."""
@@ -43,7 +43,7 @@ class SlotUser(Protocol):
         """Handle a review of the claims."""
 
     def node_mates(self) -> Sequence[NodeMate]:
-        """All pods, with what matters to other pods on their nodes."""
+        """Return all pods, as the other pods on their nodes see them."""
 
     def end(self, pod: str) -> None:
         """End a pod without a task, to free its node's memory for another one."""
@@ -53,7 +53,7 @@ class SlotUser(Protocol):
 
 
 class Hope(Protocol):
-    """Tells whether a task should keep waiting for a pod."""
+    """The question whether a task should keep waiting for a pod."""
 
     def __call__(self) -> str | None:
-        """None to keep waiting; otherwise the reason to stop."""
+        """Return None to keep waiting, else the reason to stop."""

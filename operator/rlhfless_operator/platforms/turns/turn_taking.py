@@ -1,4 +1,4 @@
-"""One job's pods on the slots of its namespace: wakes them, puts them to sleep, and sends tasks to them."""
+"""One job's pods on the slots of its namespace: they wake, sleep, and take tasks in their turn."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ class TurnTaking:
     # --- what the platform calls ---
 
     def takes_turns(self, stage: Stage) -> bool:
-        """Whether the pods of a stage take turns."""
+        """Return whether the pods of a stage take turns."""
         return stage in self._books
 
     async def acquire(self, stage: Stage) -> str:
@@ -172,19 +172,19 @@ class TurnTaking:
     # --- what the pool calls ---
 
     def free(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that are awake and have no task."""
+        """Return the pods of a stage that are awake and have no task."""
         return self._staying(self._books[stage].free())
 
     def asleep(self, stage: Stage) -> Sequence[str]:
-        """Pods of a stage that sleep and could take a task."""
+        """Return the pods of a stage that sleep and could take a task."""
         return [name for name in self._staying(self._books[stage].asleep()) if self._pool.knows(name)]
 
     def idle(self) -> Sequence[str]:
-        """Pods of any stage that are awake and have no task."""
+        """Return the pods of any stage that are awake and have no task."""
         return [name for book in self._books.values() for name in self._staying(book.free())]
 
     def leaving(self) -> Sequence[str]:
-        """Pods of any stage that are releasing their slots."""
+        """Return the pods of any stage that are releasing their slots."""
         return [*self._evicted, *(name for book in self._books.values() for name in book.leaving())]
 
     def take(self, pod: str) -> None:
@@ -199,8 +199,10 @@ class TurnTaking:
         self._spawn(self._sleep(book, pod))
 
     def could_start(self, stage: Stage) -> float | None:
-        """Seconds that one more pod of a stage takes to start; None if it may have no more, or if one is starting. A
-        learner's state is in its only pod."""
+        """Return the seconds that one more pod of a stage takes to start.
+
+        None if the stage may have no more, as with a learner, whose state is in its only pod, or if one is starting.
+        """
         book = self._books[stage]
         if stage == "learning" or book.most is None or book.starting or book.there < book.wanted:
             return None
@@ -213,8 +215,11 @@ class TurnTaking:
         book.on_change()
 
     def reviewed(self, claims: ClaimsReview) -> None:
-        """Handle a review of the claims: delete pods of claims that take no new pods, and report pods that the
-        scheduler has ignored since the previous review."""
+        """Handle a review of the claims.
+
+        Pods of claims that take no new pods are deleted. Pods that the scheduler has ignored since the previous review
+        are reported.
+        """
         self._condemned = claims.condemned
         self.trouble(claims.problem)
         overlooked = set()
@@ -229,7 +234,7 @@ class TurnTaking:
         self._evict()
 
     def node_mates(self) -> Sequence[NodeMate]:
-        """All pods, with what matters to other pods on their nodes."""
+        """Return all pods, as the other pods on their nodes see them."""
         found = []
         for stage, book in self._books.items():
             resting = {*self.free(stage), *self.asleep(stage)}
@@ -325,7 +330,7 @@ class TurnTaking:
 
 
 async def _answers(session: aiohttp.ClientSession, view: PodView) -> bool:
-    """Whether a pod's process answers."""
+    """Return whether a pod's process answers."""
     try:
         async with session.get(f"{_url(view)}/healthz"):
             return True

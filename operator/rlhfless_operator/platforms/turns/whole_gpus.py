@@ -46,7 +46,7 @@ class WaitingJob:
     """Seconds until the first of these yields to a job of the same priority; it may finish earlier."""
 
     def message(self, pool: str, namespace: str) -> str:
-        """The message for the job's user.
+        """Return the message for the job's user.
 
         Args:
             pool: name of the pool.
@@ -128,7 +128,7 @@ class WholeGpuPool:
     def _tell(
         self, parts: "Mapping[str, WholeGpus]", asking: Sequence[Contender], turns: frozenset[str], now: float
     ) -> None:
-        """Tell waiting jobs whom they wait for, and check again when the first turn is over."""
+        """Tell waiting jobs for which jobs they wait, and check again when the first turn is over."""
         if self._turn_ends is not None:
             self._turn_ends.cancel()
             self._turn_ends = None
@@ -150,13 +150,13 @@ class _WaitingTasks:
     size: int
     """Number of the tasks."""
     since: int
-    """How many tasks the pool had begun when they came."""
+    """Number of tasks that the pool had begun when they came."""
     there: int = 0
-    """How many have come. They request nothing until all have come."""
+    """Number of them that have come. They request nothing until all have come."""
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the pool allows all of them."""
     order: int = 0
-    """How many tasks the pool had begun before them, once it allows them."""
+    """Number of tasks that the pool had begun before them, once it allows them."""
 
     @property
     def complete(self) -> bool:
@@ -185,11 +185,11 @@ class WholeGpus(Hook):
         self._held: dict[Stage, deque[tuple[float, int]]] = {}
         self._preloads: dict[Stage, Preload | None] = {}
         self._begun: dict[Stage, list[int]] = defaultdict(list)
-        """For each task at work, how many the pool had begun before it."""
+        """Number of tasks that the pool had begun before each task at work."""
         self._waiting: dict[Stage, dict[str, _WaitingTasks]] = defaultdict(dict)
-        """WaitingJob tasks in their order, by the gang's meeting, or by a unique name."""
+        """Waiting tasks in their order, by the gang's meeting, or by a unique name."""
         self._served: dict[Stage, int] = {}
-        """For each stage, how many tasks the pool had begun when the stage's last task began."""
+        """Number of tasks that the pool had begun when each stage's last task began."""
         self._granted: dict[Stage, int] = {}
         self._applied: dict[Stage, int] = {}
         self._applying = asyncio.Lock()
