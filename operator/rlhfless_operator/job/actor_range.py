@@ -13,12 +13,12 @@ class ActorRange:
     most: int
 
     def within(self, count: int) -> "ActorRange":
-        """This range, with both ends lowered to `count`."""
+        """Return this range, with both ends lowered to `count`."""
         return ActorRange(min(self.least, count), min(self.most, count))
 
 
 def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> ActorRange:
-    """The range that the job sets. Without `generation.instances.max`, its upper end is the room that there is.
+    """Return the range that the job sets. Without `generation.instances.max`, its upper end is the room that there is.
 
     If neither gives a number, a job gets one instance. This includes machines without GPUs: several instances would
     share the cores and each would hold the model, while one instance computes all sequences of a batch together on all

@@ -1,4 +1,4 @@
-"""What `async` goes with: rules over it and other fields of a job."""
+"""Rules over `async` and other fields of a job."""
 
 from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields

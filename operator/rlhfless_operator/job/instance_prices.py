@@ -30,7 +30,7 @@ class UnknownPriceError(ValueError):
 
 
 def instance_prices(spec: JobFields) -> dict[Stage, Decimal]:
-    """Price of an instance of each stage for an hour.
+    """Return the price of an instance of each stage for an hour.
 
     Raises:
         UnknownPriceError: accelerators have prices, but a stage's accelerator has none.
@@ -40,7 +40,7 @@ def instance_prices(spec: JobFields) -> dict[Stage, Decimal]:
 
 
 def unknown_price(spec: JobFields, field: str) -> str | None:
-    """What is wrong with a field of `prices`, and the remedy; None if nothing is wrong."""
+    """Return the fault of a field of `prices`, with the remedy; None if there is none."""
     try:
         instance_prices(spec)
     except UnknownPriceError as error:

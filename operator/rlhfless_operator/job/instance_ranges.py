@@ -1,4 +1,4 @@
-"""How many instances of each stage a step may use."""
+"""The numbers of instances that the stages of a step may use."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""How long idle instances are kept: a duration, or `auto`."""
+"""The time for which idle instances are kept: a duration, or `auto`."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from rlhfless_functions.settings.base import format_duration, parse_duration
 
 
 def parse_keep_alive(value: Any) -> Any:
-    """Turn `"auto"` into None and `"15m"` into seconds; numbers pass through.
+    """Convert `"auto"` to None and `"15m"` to seconds; numbers pass through.
 
     Raises:
         ValueError: for any other string.

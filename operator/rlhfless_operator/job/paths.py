@@ -1,4 +1,4 @@
-"""Tell local paths in a job document from other strings, and resolve them.
+"""Local paths in a job document: tell them from other strings, and resolve them.
 
 A string with `://` or `::` is an fsspec URI. Any other string that names data or code is a path. A string that names a
 model is a path if it starts with `.`, `/` or `~`, or exists; otherwise it is a name on the Hugging Face hub.
@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def is_uri(text: str) -> bool:
-    """Whether this is an fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
+    """Return whether this is an fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
     return "://" in text or "::" in text
 
 
 def is_template_text(text: str) -> bool:
-    """Whether this is a Jinja template itself, rather than the path of a file that holds one."""
+    """Return whether this is a Jinja template itself, rather than the path of a file that holds one."""
     return "{{" in text or "{%" in text
 
 
 def local_file(text: str, base: Path) -> Path | None:
-    """The local path that names data or code; None for a URI."""
+    """Return the local path that names data or code; None for a URI."""
     return None if is_uri(text) else base.absolute() / _expanded(text)
 
 
 def local_model(text: str, base: Path) -> Path | None:
-    """The local folder that names a model; None for a URI or a name on the hub."""
+    """Return the local folder that names a model; None for a URI or a name on the hub."""
     path = local_file(text, base)
     if path is None or text.startswith((".", "/", "~")) or exists(path):
         return path
@@ -31,7 +31,7 @@ def local_model(text: str, base: Path) -> Path | None:
 
 
 def exists(path: Path) -> bool:
-    """Whether `path` exists; False for a name that no file can have."""
+    """Return whether `path` exists; False for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -47,17 +47,17 @@ def _expanded(text: str) -> Path:
 
 
 def resolve_file(text: str, base: Path) -> str:
-    """`text` with a local path made absolute from `base`."""
+    """Return `text` with a local path made absolute from `base`."""
     path = local_file(text, base)
     return text if path is None else str(path)
 
 
 def resolve_model(text: str, base: Path) -> str:
-    """`text` with a local model folder made absolute from `base`; a hub name stays."""
+    """Return `text` with a local model folder made absolute from `base`; a hub name stays."""
     path = local_model(text, base)
     return text if path is None else str(path)
 
 
 def resolve_chat_template(text: str, base: Path) -> str:
-    """`text` with the path of a template file made absolute from `base`; a template itself stays."""
+    """Return `text` with the path of a template file made absolute from `base`; a template itself stays."""
     return text if is_template_text(text) else resolve_file(text, base)

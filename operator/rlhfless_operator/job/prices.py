@@ -1,4 +1,4 @@
-"""What instances cost and what a job may spend: `prices` and `budget`."""
+"""The prices of instances and the budget of a job: `prices` and `budget`."""
 
 from decimal import Decimal
 from typing import Self

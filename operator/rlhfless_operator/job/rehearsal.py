@@ -44,6 +44,6 @@ class RehearsalSpec(Settings):
     shrink by the same factor, and this machine's own overhead weighs more."""
 
     def resolve_paths(self, base: Path) -> Self:
-        """A copy whose relative local paths are absolute, resolved against `base`."""
+        """Return a copy whose relative local paths are absolute, resolved against `base`."""
         model = self.model and resolve_model(self.model, base)
         return self.model_copy(update={"trace": resolve_file(self.trace, base), "model": model})

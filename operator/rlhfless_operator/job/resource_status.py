@@ -107,7 +107,7 @@ _DIGITS = {
 
 
 def dump_resource_status(status: ResourceStatus) -> dict[str, Any]:
-    """The status as the API server stores it: without nulls, and with rounded numbers."""
+    """Return the status as the API server stores it: without nulls, and with rounded numbers."""
     content: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     for name, digits in _DIGITS.items():
         if name in content:
@@ -116,7 +116,7 @@ def dump_resource_status(status: ResourceStatus) -> dict[str, Any]:
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch from one status to another. Removed fields are null, and lists are replaced whole."""
+    """Return the merge patch from one status to another. Removed fields are null, and lists are replaced whole."""
     changes: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)

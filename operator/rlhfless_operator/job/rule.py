@@ -1,4 +1,4 @@
-"""What a rule over the fields of a job is, and how a job breaks it."""
+"""A rule over the fields of a job, and its violation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

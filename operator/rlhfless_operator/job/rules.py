@@ -159,7 +159,7 @@ def _money_is_counted(spec: JobFields) -> str | None:
 
 
 def of_algorithm(section: str, field: str, attribute: str) -> str:
-    """CEL for a choice of the algorithm: the job's value, or the default of the algorithm's name."""
+    """Return the CEL for a choice of the algorithm: the job's value, or the default of the algorithm's name."""
     meant = {name: getattr(AlgorithmSettings(name=name).resolved(), attribute) for name in get_args(AlgorithmName)}
     table = ", ".join(f"'{name}': {value!r}" for name, value in meant.items())
     return f"(has({section}.{field}) ? {section}.{field} : {{{table}}}[{section}.name])"

@@ -85,7 +85,7 @@ class RLHFJob(Settings):
         return self.model_copy(update={"spec": self.spec.with_default_pods(default_pods)})
 
     def resolve_paths(self, base: Path) -> Self:
-        """A copy of the job whose relative local paths are absolute.
+        """Return a copy of the job whose relative local paths are absolute.
 
         Args:
             base: folder of the job file. `artifacts.uri` stays as it is: it is relative to the working directory.

@@ -1,1 +1,5 @@
-"""What is made from a job's fields: the CRD, the API server's rules and the reference page."""
+"""The products of a job's fields.
+
+- `crd`: the CustomResourceDefinition. `reference`: the reference page.
+- `section_rules`: the checks of settings for the API server. `change_rules`: the rules for changes of a job.
+"""

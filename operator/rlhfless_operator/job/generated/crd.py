@@ -41,14 +41,14 @@ _KEPT = frozenset(
 
 
 def crd_yaml() -> str:
-    """The CRD as a YAML file, with a comment that names the command which generates it."""
+    """Return the CRD as a YAML file, with a comment that names the command which generates it."""
     header = "# Made by `rlhfless crd` from the job's model; do not edit.\n"
     text: str = yaml.safe_dump(crd(), sort_keys=False, width=120, allow_unicode=True)
     return header + text
 
 
 def crd() -> dict[str, Any]:
-    """The CRD as plain data."""
+    """Return the CRD as plain data."""
     columns = [
         {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
         for name, kind, path, priority in _COLUMNS
@@ -113,7 +113,7 @@ def structural_schema(model: type[BaseModel], *, defaults: bool = True) -> Schem
 
 
 class _Converter:
-    """Rewrites pydantic's JSON Schema."""
+    """The conversion of pydantic's JSON Schema."""
 
     def __init__(self, definitions: dict[str, Schema], rules: dict[str, list[Schema]], defaults: bool) -> None:
         self._definitions = definitions

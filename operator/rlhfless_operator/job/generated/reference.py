@@ -75,7 +75,7 @@ _BY_NAME = "by `name`, see below"
 
 
 def reference_markdown() -> str:
-    """The reference page: every field with its type, default and meaning; the rules; the names used elsewhere."""
+    """Return the reference page: every field with its type, default and meaning; rules; names in other frameworks."""
     parts = [_INTRODUCTION, "## Job\n\n" + _table(RLHFJob, ())]
     for path, field in walk(RLHFJob):
         if field.model is not None:
@@ -86,7 +86,7 @@ def reference_markdown() -> str:
 
 
 def _metrics() -> str:
-    """What the lines of `metrics.jsonl` hold."""
+    """Return the part about the lines of `metrics.jsonl`."""
     fields = ["| Field | Meaning |", "|---|---|"]
     fields += [f"| `{name}` | {info.description} |" for name, info in StepRecord.model_fields.items()]
     sections = (
@@ -176,7 +176,7 @@ def _default(model: type[BaseModel], field: DocumentField) -> str:
 
 
 def _plain(model: type[BaseModel], field: DocumentField) -> str:
-    """A default as a document would write it."""
+    """Return a default as a document would write it."""
     value = _schema(model)["properties"][field.name]["default"]
     if isinstance(value, bool):
         return str(value).lower()
@@ -197,7 +197,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _composed() -> dict[str, str]:
-    """The fields whose default depends on the algorithm's name: names in a document, and attributes."""
+    """Return the fields whose default depends on the algorithm's name: attributes by their names in a document."""
     whole = [AlgorithmSettings(name=name).resolved() for name in get_args(AlgorithmName)]
     return {
         field.name: attribute

@@ -1,4 +1,4 @@
-"""Find the columns of a dataset's files without reading the files into memory."""
+"""The columns of a dataset's files, found without reading the files into memory."""
 
 import importlib.util
 import json
@@ -101,7 +101,7 @@ def _of_shape(shape: dict[str, Any], wanted: Iterable[str]) -> Columns:
 
 
 def _parquet_shape(path: Path) -> dict[str, Any]:
-    """Names of columns, nested columns below their parents. Reads only the file's footer."""
+    """Return the names of columns, nested columns below their parents. Only the file's footer is read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +116,7 @@ def _parquet_shape(path: Path) -> dict[str, Any]:
 
 
 def _saved_shape(folder: Path) -> dict[str, Any]:
-    """The same for a folder that `datasets` saved. If it has several splits, those of `train`."""
+    """Return the same for a folder that `datasets` saved. If it has several splits, use `train`."""
 
     def below(feature: Any) -> Any:
         is_struct = isinstance(feature, dict) and "_type" not in feature

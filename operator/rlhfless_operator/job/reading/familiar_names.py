@@ -227,7 +227,7 @@ VALUES = {
 
 
 def normal(name: str) -> str:
-    """A name in a form in which snake_case and camelCase are equal."""
+    """Return a name in a form in which snake_case and camelCase are equal."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
@@ -237,12 +237,13 @@ _REASONS = {normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.ite
 
 
 def our_field(name: str) -> str | None:
-    """The path of the field that other frameworks call `name`, in snake_case, camelCase or as a dotted path's end."""
+    """Return the path of the field that other frameworks call `name`, in snake_case, camelCase or as a dotted path's
+    end."""
     return _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
 
 
 def reason_for_absence(name: str) -> str | None:
-    """Why rlhfless does not have a field of another framework."""
+    """Return the reason why rlhfless does not have a field of another framework; None if there is none."""
     return _REASONS.get(normal(name))
 
 

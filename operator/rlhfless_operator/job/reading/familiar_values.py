@@ -34,7 +34,7 @@ def _warmup(rounded: Callable[[float], int]) -> Callable[[Any, Spec], str | None
 
 
 def _batch(value: Any, spec: Spec) -> str | None:
-    """TRL's arithmetic: samples of a step = samples that a device processes at a time × accumulation × processes."""
+    """Return the remedy for TRL's batch: a step has samples of a device at a time × accumulation × processes."""
     size, accumulated = _found(spec, "per_device_train_batch_size"), _found(spec, "gradient_accumulation_steps")
     group = _found(spec, "samplesPerPrompt") or _found(spec, "num_generations") or 8
     size, accumulated = size or 8, accumulated or 1
@@ -120,7 +120,8 @@ _BY_NAME = {normal(theirs): meaning for theirs, meaning in _MEANINGS.items()}
 
 
 def what_to_write(name: str, value: Any, spec: Spec) -> str | None:
-    """The remedy for another framework's field `name`, with the value to write; None if our field's name is enough."""
+    """Return the remedy for another framework's field `name`, with the value to write; None if our field's name is
+    enough."""
     meaning = _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
     return None if meaning is None else meaning(value, spec)
 
@@ -130,7 +131,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _found(spec: Spec, name: str) -> int | None:
-    """The whole number with this name in the spec or one of its sections."""
+    """Return the whole number with this name in the spec or one of its sections."""
     for section in (spec, *(part for part in spec.values() if isinstance(part, Mapping))):
         for theirs, value in section.items():
             if normal(str(theirs)) == normal(name) and isinstance(value, int) and value > 0:

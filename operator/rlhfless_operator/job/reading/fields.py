@@ -67,7 +67,7 @@ class DocumentField:
 
 @cache
 def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
-    """The fields of one model by their names in a document, in the order of their definition."""
+    """Return the fields of one model by their names in a document, in the order of their definition."""
     found = {}
     for attribute, info in model.model_fields.items():
         kind, nullable = _without_none(info.annotation)
@@ -85,7 +85,8 @@ def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
 
 
 def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], DocumentField]]:
-    """Every field below `model`, each section before its fields. The fields of a list's items are below `name[]`."""
+    """Yield every field below `model`, each section before its fields. The fields of a list's items are below
+    `name[]`."""
     for field in fields_of(model).values():
         yield (*prefix, field.name), field
         if field.model is not None:
@@ -93,7 +94,7 @@ def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The model that describes the mapping at `path`; None if there is no mapping of known fields."""
+    """Return the model that describes the mapping at `path`; None if there is no mapping of known fields."""
     found: type[BaseModel] | None = model
     for part in path:
         if isinstance(part, int):
@@ -104,7 +105,7 @@ def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
 
 
 def show_path(path: Path) -> str:
-    """`("spec", "rewards", 0, "weight")` as `spec.rewards[0].weight`."""
+    """Return `("spec", "rewards", 0, "weight")` as `spec.rewards[0].weight`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

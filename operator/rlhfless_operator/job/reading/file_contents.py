@@ -1,4 +1,4 @@
-"""Check that the contents of a job's local files fit the job: the columns of data, the labels and layers of models."""
+"""The check that the contents of a job's local files fit the job: columns of data, labels and layers of models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def check_contents(job: RLHFJob, base: Path) -> list[FileFault]:
 
 
 def not_checked(job: RLHFJob, base: Path) -> list[str]:
-    """The files and models that this machine can't check: a line each, with the field and the reason."""
+    """Return the files and models that this machine can't check: a line each, with the field and the reason."""
     spec = job.spec
     models: list[tuple[FieldPath, str]] = [(("spec", "model", "source"), spec.model.source)]
     files: list[tuple[FieldPath, str]] = [(("spec", "data", "source"), spec.data.source)]

@@ -1,4 +1,4 @@
-"""Check that the local files which a job names exist and are of the right kind."""
+"""The check that the local files of a job exist and are of the right kind."""
 
 import ast
 import difflib
@@ -99,7 +99,8 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
 
 
 def hub_remedy(source: str) -> str | None:
-    """The remedy for a source that looks like the name of a dataset on the Hugging Face hub; None for any other."""
+    """Return the remedy for a source that looks like the name of a dataset on the Hugging Face hub; None for any
+    other."""
     if not _HUB_DATASET.fullmatch(source) or source.startswith("."):
         return None
     local = source.rpartition("/")[2]
@@ -134,7 +135,7 @@ def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[File
 
 
 def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that a module defines; `*` if its text does not tell."""
+    """Yield the names that a module defines; `*` if its text does not tell."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

@@ -1,4 +1,4 @@
-"""Read a model's configuration and layer names from a Hugging Face folder, without loading weights."""
+"""A model's configuration and layer names, read from a Hugging Face folder without loading weights."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ class UnreadableModelError(ValueError):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's `config.json`.
+    """Return the model's `config.json`.
 
     Raises:
         UnreadableModelError: it is not a JSON object.
@@ -32,7 +32,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def label_count(config: dict[str, Any]) -> int:
-    """Number of labels of a sequence classifier. Without a setting, transformers creates two."""
+    """Return the number of labels of a sequence classifier. Without a setting, transformers creates two."""
     named = config.get("id2label")
     if isinstance(named, dict):
         return len(named)
@@ -41,7 +41,7 @@ def label_count(config: dict[str, Any]) -> int:
 
 
 def layer_names(folder: Path, config: dict[str, Any]) -> list[str] | None:
-    """Full names of all layers with a weight matrix, as written in the weights' files.
+    """Return the full names of all layers with a weight matrix, as written in the weights' files.
 
     Returns:
         None if the files don't tell: if they are not safetensors, or if loading renames the weights, as it does for
@@ -62,7 +62,7 @@ def _is_matrix(name: str, shape: Any) -> bool:
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, Any]]:
-    """Names and shapes of a safetensors file's tensors, from its header."""
+    """Yield the names and shapes of a safetensors file's tensors, from its header."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

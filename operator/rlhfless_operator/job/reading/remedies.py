@@ -1,4 +1,4 @@
-"""Messages for wrong fields: what is wrong, and what to do about it."""
+"""Messages for wrong fields: the fault, and the remedy."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from rlhfless_operator.job.reading.yaml_document import value_at
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 
 Advice = tuple[str, str]
-"""What is wrong, and the remedy."""
+"""The fault, and the remedy."""
 
 UNIT_REMEDIES: dict[Unit, str] = {
     "duration": "write a number with its unit, such as 30s, 15m or 1h30m",
@@ -59,7 +59,7 @@ _REFERENCE = "see docs/reference.md"
 
 
 def unknown_field(path: Path, content: Any = None) -> Advice:
-    """Advice for a name that is not a field of its section.
+    """Return the advice for a name that is not a field of its section.
 
     Args:
         path: the path of the unknown name.
@@ -84,7 +84,7 @@ def unknown_field(path: Path, content: Any = None) -> Advice:
 
 
 def intended_sibling(path: Path, cutoff: float = 0.7) -> str | None:
-    """The field that the user most likely meant by an unknown name."""
+    """Return the field that the user most likely meant by an unknown name."""
     name, model = str(path[-1]), model_at(RLHFJob, path[:-1])
     siblings = list(fields_of(model)) if model else []
     if name in siblings:
@@ -96,7 +96,7 @@ def intended_sibling(path: Path, cutoff: float = 0.7) -> str | None:
 
 
 def missing_field(path: Path) -> Advice:
-    """Advice for a missing required field."""
+    """Return the advice for a missing required field."""
     if len(path) == 1 and path[0] in ("apiVersion", "kind"):
         return "missing", f"write {path[0]}: {API_VERSION if path[0] == 'apiVersion' else KIND}"
     field = _field(path)
@@ -105,7 +105,7 @@ def missing_field(path: Path) -> Advice:
 
 
 def number_without_unit(path: Path, value: Any) -> Advice:
-    """Advice for a duration, an amount of memory or a price that is a bare number."""
+    """Return the advice for a duration, an amount of memory or a price that is a bare number."""
     unit = _unit_at(path)
     if unit == "money":
         return f"{show_value(value)} is a binary number, which can't hold exact decimals", UNIT_REMEDIES["money"]
@@ -113,7 +113,8 @@ def number_without_unit(path: Path, value: Any) -> Advice:
 
 
 def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
-    """Advice from the message of a model's own validator. It may begin with the name of a field below `path`."""
+    """Return the advice from the message of a model's own validator. It may begin with the name of a field below
+    `path`."""
     match = _ABOUT_FIELD.fullmatch(text)
     model = model_at(RLHFJob, path)
     if match and model and match[1].split(".")[0] in fields_of(model):
@@ -129,7 +130,7 @@ def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
 
 
 def wrong_value(path: Path, details: ErrorDetails) -> Advice:
-    """Advice for a value that pydantic refuses."""
+    """Return the advice for a value that pydantic refuses."""
     kind, value, field = details["type"], details["input"], _field(path)
     context: dict[str, Any] = details.get("ctx", {})
     if kind == "literal_error" and field:
@@ -148,7 +149,7 @@ def wrong_value(path: Path, details: ErrorDetails) -> Advice:
 
 
 def show_value(value: Any) -> str:
-    """A value as a document would write it, truncated."""
+    """Return a value as a document would write it, truncated."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
@@ -212,7 +213,7 @@ def _choose(value: Any, choices: tuple[Any, ...]) -> str:
 
 
 def _field(path: Path) -> DocumentField | None:
-    """The field at `path`; for a list's item, the list."""
+    """Return the field at `path`; for a list's item, the list."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
     model = model_at(RLHFJob, path[:-1]) if path else None
@@ -220,7 +221,7 @@ def _field(path: Path) -> DocumentField | None:
 
 
 def _unit_at(path: Path) -> Unit | None:
-    """The unit of the value at `path`, which may be a value of a mapping."""
+    """Return the unit of the value at `path`, which may be a value of a mapping."""
     if field := _field(path):
         return field.unit
     mapping = _field(path[:-1])
@@ -228,7 +229,7 @@ def _unit_at(path: Path) -> Unit | None:
 
 
 def _places(name: str) -> list[str]:
-    """The sections that have a field of this name, if they are few."""
+    """Return the sections that have a field of this name, if they are few."""
     wanted = (name, to_camel(name))
     found = [".".join(path[:-1]) for path, field in walk(RLHFJob) if field.name in wanted and len(path) > 1]
     return found if len(found) <= 3 else []

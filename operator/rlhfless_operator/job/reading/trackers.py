@@ -1,4 +1,4 @@
-"""Check that the packages of the job's trackers are installed."""
+"""The check that the packages of the job's trackers are installed."""
 
 import importlib.util
 
@@ -9,7 +9,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 def missing_trackers(tracking: TrackingSpec) -> list[str]:
-    """The job's trackers whose packages are not installed."""
+    """Return the job's trackers whose packages are not installed."""
     return [name for name in TRACKERS if getattr(tracking, name) and not _installed(name)]
 
 

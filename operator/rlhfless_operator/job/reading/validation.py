@@ -1,4 +1,4 @@
-"""Read a job from a YAML file, or report everything that is wrong with the file at once."""
+"""The reader of a job from a YAML file. It reports all faults of the file at once."""
 
 import copy
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ class Fault:
     value: Any
     """Value of the field; None if it is missing."""
     message: str
-    """What is wrong."""
+    """The fault, as a phrase for the user."""
     remedy: str
-    """What to do about it."""
+    """The remedy, as a phrase for the user."""
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""
@@ -161,10 +161,11 @@ _SMALLEST_JOB: dict[str, Any] = {
 
 
 class _Search:
-    """Finds all faults of a document. Pydantic alone checks rules over several fields only if every field is valid.
+    """The search for all faults of a document.
 
-    So each round replaces faulty values with harmless ones and checks the document again. Faults that a later round
-    finds in replaced values are not the user's, and are dropped.
+    Pydantic checks rules over several fields only if every field is valid. So each round replaces faulty values with
+    harmless ones and checks the document again. Faults that a later round finds in replaced values are not the user's,
+    and are dropped.
     """
 
     def __init__(self, document: Document) -> None:
@@ -174,7 +175,7 @@ class _Search:
         self._filled: set[FieldPath] = set()
 
     def run(self) -> RLHFJob | None:
-        """The valid parts of the job; None if too little is valid."""
+        """Return the valid parts of the job; None if too little is valid."""
         if self._document.content.get("kind", KIND) != KIND:
             self._found(("kind",), "this is not a job", f"write kind: {KIND}")
             return None
@@ -192,7 +193,7 @@ class _Search:
                     return None
 
     def _fill_around(self, errors: list[ErrorDetails]) -> bool:
-        """Fill the parents of filled values that are missing now. Returns whether anything changed."""
+        """Fill the parents of filled values that are missing now, and return whether anything changed."""
         before = copy.deepcopy(self._content)
         for details in errors:
             path: FieldPath = details["loc"]
@@ -221,7 +222,7 @@ class _Search:
             self._found(("spec", "tracking", name), f"the package {name} is not installed", remedy)
 
     def _numbers_without_unit(self) -> list[FieldPath]:
-        """Durations, amounts and prices that are bare numbers. Python would accept them, the API server would not."""
+        """Return the paths of durations, amounts and prices that are bare numbers: the API server refuses these."""
         found: list[FieldPath] = []
 
         def look(content: Any, path: FieldPath) -> None:
@@ -276,7 +277,7 @@ class _Search:
                 self._filled.add(read)
 
     def _misspelt(self, path: FieldPath) -> bool:
-        """Whether an unknown name that was reported already is a misspelling of this missing field."""
+        """Return whether an unknown name that was already reported is a misspelling of this missing field."""
         siblings = self._document.value(path[:-1])
         return isinstance(siblings, dict) and any(
             remedies.intended_sibling((*path[:-1], name)) == path[-1] for name in siblings
@@ -287,7 +288,7 @@ class _Search:
         self.faults.append(Fault(show_path(path), line, value, message, remedy))
 
     def _touched(self, path: FieldPath) -> bool:
-        """Whether this search replaced anything at, above or below `path`."""
+        """Return whether this search has replaced a value at, above or below `path`."""
         return any(filled[: len(path)] == path[: len(filled)] for filled in self._filled)
 
     def _fill(self, path: FieldPath) -> None:

@@ -1,4 +1,4 @@
-"""Read a YAML document as the API server's tools read it, and record the line of every field.
+"""The reader of YAML documents: it reads them as the API server's tools do, and records the line of every field.
 
 PyYAML follows YAML 1.1, in which `1e-6` is text and `1:30` is ninety. This module reads plain scalars as `kubectl`
 does, and refuses scalars that the two would read differently.
@@ -46,13 +46,13 @@ class Document:
     """Line, counted from 1, of each field's name and of each list item."""
 
     def line(self, path: Path) -> int:
-        """The line of `path`, or of its nearest parent that the document has."""
+        """Return the line of `path`, or of its nearest parent that the document has."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def value(self, path: Path) -> Any:
-        """The value at `path`; None if there is none."""
+        """Return the value at `path`; None if there is none."""
         return value_at(self.content, path)
 
 
@@ -71,7 +71,7 @@ class UnreadableDocumentError(ValueError):
 
 
 def value_at(content: Any, path: Path) -> Any:
-    """The value at `path` of plain mappings and lists; None if there is none."""
+    """Return the value at `path` of plain mappings and lists; None if there is none."""
     for part in path:
         try:
             content = content[part]
@@ -145,7 +145,7 @@ def read_value(text: str) -> Any:
 
 
 class _Builder:
-    """Turns PyYAML's nodes into plain values."""
+    """The conversion of PyYAML's nodes to plain values."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
