@@ -2,9 +2,9 @@
 
 From the top down:
 
-- `cli`: the command line.
+- `cli`: the command line. `commands/`: its commands with their options.
 - `controller/`: the operator: it watches a cluster's jobs and drives each of them.
-- `local/`: the commands that run functions on this machine.
+- `local/`: run functions on this machine.
 - `simulator/`: compare policies, and forecast a job's steps, without GPUs.
 - `training/`: the training loop.
 - `preflight/`: check that a cluster can run jobs.

@@ -1,4 +1,4 @@
-"""A scenario on the hardware and the lengths that `rlhfless simulate` is given."""
+"""The assumptions of `rlhfless simulate`: values that replace those of a scenario."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,17 +23,17 @@ class Assumptions:
     gpu_hour: float | None = None
     cost_weight: float | None = None
     acceptance: float | None = None
-    """Chance that a drafted token is right, where all policies draft."""
+    """Chance that a drafted token is right; all policies then draft."""
 
 
 def assumed_scenario(
     scenario: str | None, trace: str | None, assumptions: Assumptions
 ) -> tuple[Scenario, Trace | RecordedTrace | None]:
-    """Return the scenario on the assumed hardware, and the lengths of a run if they are taken from one.
+    """Return the scenario with the assumptions, and the trace of a run if there is one.
 
     Args:
         scenario: its name; the first one's if there is a trace.
-        trace: place of a run's trace, whose lengths are taken instead of the scenario's.
+        trace: place of a run's trace; its lengths replace the scenario's.
 
     Raises:
         ValueError: for a scenario, trace or assumption that can't be simulated, naming it.
@@ -49,7 +49,7 @@ def assumed_scenario(
 
 
 def assume(scenario: Scenario, assumptions: Assumptions) -> Scenario:
-    """Return the scenario on other hardware.
+    """Return the scenario with these assumptions.
 
     Raises:
         ValueError: naming the assumption.

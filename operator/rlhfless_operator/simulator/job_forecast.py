@@ -1,4 +1,4 @@
-"""The forecast of a job: seconds and money of a step, from the job, the GPUs that it is to run on and lengths."""
+"""The forecast of a job: the seconds and the money of a step, from the job, its GPUs and response lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     """Forecast a step of the job.
 
     Args:
-        around: GPUs of this process's surroundings, for where the question names none.
+        around: the surroundings of this process, which have the GPUs if the question names none.
         ask_hub: asks a hub about a model that this machine does not know.
 
     Returns:
@@ -137,7 +137,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
 
 
 def _shape(job: RLHFJob, question: Question, ask_hub: AskHub | None) -> ModelShape:
-    """Return the shape of the model that is forecast."""
+    """Return the shape of the model."""
     model, rehearsal = job.spec.model, job.spec.rehearsal
     named = question.model or (rehearsal.model if rehearsal else None)
     if named:
@@ -146,7 +146,7 @@ def _shape(job: RLHFJob, question: Question, ask_hub: AskHub | None) -> ModelSha
 
 
 def _instance(job: RLHFJob, question: Question, shape: ModelShape, hardware: Hardware) -> InstanceProfile:
-    """Return what an instance of generation takes, without drafts."""
+    """Return the profile of a generation instance, without drafts."""
     rehearsal, startup = job.spec.rehearsal, question.startup_seconds
     if startup is None:
         startup = rehearsal.startup if rehearsal else STARTUP_SECONDS
