@@ -49,7 +49,7 @@ def unknown_price(spec: JobFields, field: str) -> str | None:
 
 
 def price_ratio(prices: Mapping[Stage, Decimal], stage: Stage) -> float:
-    """Return what an instance of a stage costs, in instances of generation; 1 where generation costs nothing."""
+    """Return the price of an instance of a stage in instances of generation; 1 if generation costs nothing."""
     return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
 
 

@@ -181,7 +181,7 @@ class LengthPredictor:
         if known is None:
             return self.prior()
         mean, variance, visits, rate = known
-        # A few responses say little of something rare: the prompt's own share counts beside the prior's.
+        # A few responses say little about a rare event, so the prior's share counts beside the prompt's own.
         own = visits / (visits + _RUNAWAY_PRIOR_VISITS)
         return LengthEstimate(mean, math.sqrt(variance), visits, own * rate + (1 - own) * self._runaways())
 

@@ -90,7 +90,7 @@ def plan_prefixes(
             shared = _shared_prefix(prompt, name, owner, common)
             if shared:
                 sent.setdefault((owner[shared[-1]], shared[-1]), set()).update(shared)
-        # An actor that computes anything of its own computes this too.
+        # Every actor computes the common blocks itself.
         held: set[Block] = set(common)
         chosen = []
         for (source, last), blocks in sorted(sent.items(), key=lambda each: (-len(each[1]), each[0])):

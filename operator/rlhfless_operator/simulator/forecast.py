@@ -195,7 +195,7 @@ class Forecast:
     def _ahead_row(self, plan: Plan, max_staleness: int) -> dict[str, Any]:
         others, startup = self._others, self._startup
         work = [share.expected_seconds - startup for share in plan.shares]
-        # In a synchronous job, preparation is beside generation alone.
+        # In a synchronous job, preparation works beside generation only.
         preparers = matching_preparers(
             others.preparation,
             generation=least_period(work, others.seconds, max_staleness) if max_staleness else max(work),

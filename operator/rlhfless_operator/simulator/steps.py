@@ -181,7 +181,7 @@ class Run:
         """
         scenario, settings = self._scenario, self._settings
         profile, longest = self._profile, scenario.lengths.longest
-        # A start-up is hidden under the learner where there are GPUs for both.
+        # A start-up is hidden under the learner if there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
         hidden = held or (settings.warms and room)
         handling = Handling(
@@ -307,7 +307,7 @@ def _ranked(columns: Loads, instances: int, cost_weight: float, start_seconds: f
     means = np.zeros(columns.groups)
     means[columns.group] = columns.length
     order = np.argsort(-means, kind="stable")
-    # Where there are enough instances, no response waits for another to end.
+    # If there are enough instances, no response waits for another to end.
     least = min(instances, math.ceil(float(columns.filled.sum())))
     most = max(least, min(instances, columns.groups))
     candidates = [_equal(order, columns, n) for n in range(least, most + 1)]

@@ -18,8 +18,8 @@ class UnreadableDataError(ValueError):
     """The dataset can't be read in its format.
 
     Args:
-        message: what is wrong, with the line number if known.
-        remedy: what to do about it.
+        message: the fault, with the line number if known.
+        remedy: its remedy.
     """
 
     def __init__(self, message: str, remedy: str) -> None:

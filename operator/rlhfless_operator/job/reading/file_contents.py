@@ -18,7 +18,7 @@ _NEEDING_TRUTH = ("math", "exact_match")
 
 
 def check_contents(job: RLHFJob, base: Path) -> list[FileFault]:
-    """Find what is wrong with the contents of a job's local files. `check_files` reports missing files.
+    """Find the faults in the contents of a job's local files. `check_files` reports missing files.
 
     Args:
         job: the job as read, with paths relative to the job file.

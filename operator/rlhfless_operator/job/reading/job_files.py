@@ -27,7 +27,7 @@ class FileFault:
 
 
 def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
-    """Find what is wrong with the local files of a job. URIs and names on the hub are not checked.
+    """Find the faults of a job's local files. URIs and names on the hub are not checked.
 
     Args:
         job: the job as read, with paths relative to the job file.

@@ -7,8 +7,8 @@ is their *holder*, and so is its job. A *turn* is the time for which a task, or 
   waking take, so each task has a turn of its own: `turns`. `shortage` says when one more pod starts, `host_memory` when
   one ends, and `division` divides the slots among namespaces.
 - In a pool without one, slots are *whole GPUs*: pods do not sleep, and hold their slots until they end. To change hands
-  costs a drain and a start. Where that is dear, a job has a turn of many tasks: `whole_gpus`. The instances of the jobs
-  whose turn it is share the slots: `sharing`.
+  costs a drain and a start. Where that is expensive, a job has a turn of many tasks: `whole_gpus`. The instances of the
+  jobs whose turn it is share the slots: `sharing`.
 
 In both, `contention` tells a job's plans how much the other jobs want, and `decayed_sum` keeps the use of a job lately.
 `placement` says where pods go.

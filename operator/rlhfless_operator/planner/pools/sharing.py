@@ -112,7 +112,7 @@ def share(requests: Sequence[SlotRequest], pool: Pool, begun: int = 0) -> dict[t
     while waiting:
         recorded, request, kept, more = heapq.heappop(waiting)
         if recorded != (key := division.key(request, kept, more)):
-            # Its job was given something since: it comes later now.
+            # Its job has got slots since, so it comes later now.
             heapq.heappush(waiting, (key, request, kept, more))
             continue
         count = more if request.together else 1

@@ -99,7 +99,7 @@ class _Round:
                 continue
             blocked.append(task)
             if instances:
-                # It keeps what it can have of the slots that lack the least.
+                # It keeps the open slots of the instance that lacks the fewest.
                 nearest = min(instances, key=lambda name: len(set(self._use.homes[name]) - self._open))
                 self._open -= set(self._use.homes[nearest])
         self._turns.lacking = [task.number for task, _ in zip(blocked, self._open, strict=False)]

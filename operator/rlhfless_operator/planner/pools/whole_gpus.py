@@ -86,7 +86,7 @@ def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> froze
     chosen: list[Contender] = []
     waiting: list[Contender] = []
     for each in sorted(contenders, key=lambda each: (-each.priority, each.since, each.job)):
-        # One that has its turn, and has come to need more than is left beside older turns, waits again.
+        # A job whose turn it is waits again if it now needs more than older turns leave.
         (chosen if each.has_turn and _fit([*chosen, each], pool) else waiting).append(each)
     for each in waiting:
         over = [one for one in chosen if one.has_turn and _gives_way(one, each, turn, now)]
@@ -101,7 +101,7 @@ def next_turns(contenders: Sequence[Contender], pool: Pool, now: float) -> froze
         elif not _waits_for_quota([*chosen, *removed], each, pool):
             chosen += removed
             break
-        # The last that was removed made room; of the others some may not have been in the way.
+        # The last removed job made room; some of the others may not have been in the way.
         for one in reversed(removed):
             if _fit([*chosen, one], pool):
                 chosen.append(one)

@@ -132,7 +132,7 @@ class StepForecast:
 
     def __init__(self, division: Division, loads: Loads, profile: InstanceProfile, ready: float, tail: Tail) -> None:
         self._profile, self._tail = profile, tail
-        # Where not all run from the start, a runaway may be the last to be admitted.
+        # If not all run from the start, a runaway may be the last to be admitted.
         decoded = loads.decoded(division.shares, ready, tail.tokens)
         waiting = loads.latest(decoded.waiting)
         self._completions: Floats = loads.latest(decoded.ends)

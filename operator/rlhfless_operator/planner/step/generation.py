@@ -205,7 +205,7 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
 
 
 def _groups(samples: ExpectedSamples, training: Training, step: StepPlan) -> GroupForecast | None:
-    """Forecast what a learner can do under the tail of generation; None where it can't begin there."""
+    """Forecast the groups for a learner under the tail of generation; None if it can't begin there."""
     token_seconds, learners = training.accumulation_token_seconds, 1
     if not token_seconds:
         return None

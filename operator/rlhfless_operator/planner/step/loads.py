@@ -114,7 +114,7 @@ class Loads:
         self.groups = len(sizes)
         shared = np.minimum.reduceat(self.context[by_prompt], self._group_start)
         self._shared = shared
-        # What a sample has to prefill besides the prompt that its group shares.
+        # A resumed sample also prefills the tokens beyond the prompt that its group shares.
         self._own = (self.context - shared[group]) * latency.prefill_token_seconds
         self.prefill_tokens = float(shared.sum() + (self.context - shared[group]).sum())
 
@@ -205,7 +205,7 @@ class Loads:
         context = self.context[ordered]
         last = np.cumsum(np.bincount(owners, minlength=shares))
         all_contexts = np.cumsum(context)
-        # What the shares before have in all is no part of a share's own sums.
+        # The running sums include the shares before, which are no part of a share's own sums.
         to_contexts = np.concatenate(([0.0], all_contexts))[last]
         contexts = to_contexts[owners] - all_contexts + context
         others: Floats = (last[owners] - np.arange(len(ordered))).astype(np.float64)

@@ -79,11 +79,11 @@ def plan_step(
     loads = Loads(samples, profile.latency, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch)
     tokens: Floats = np.bincount(loads.group, loads.context + loads.length, loads.groups).astype(np.float64)
     tail = Tail.of(loads, tail_tokens, runaways or {})
-    # A runaway that comes as a surprise is more to learn from.
+    # Unforeseen runaways add tokens to learn from.
     tokens += tail.unplanned * tail.tokens
     work: Floats = training.token_gpu_seconds * tokens
     planners = [Planner(samples, profile.latency, limits, charged, loads=loads)]
-    # A share that lets samples wait is cheap, but they end late, and a runaway among them last of all.
+    # A share whose samples wait is cheap, but these end late, and a runaway among them ends last of all.
     with suppress(InfeasibleError):
         planners.append(
             Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, at_once=True, loads=loads)
@@ -222,7 +222,7 @@ class _Search:
         if not fresh:
             return
         if self._price is None:
-            # A first guess of what time is worth chooses each trainer; with the rest known, the best plan is chosen.
+            # A first guess of the price of time chooses each trainer. The best plan is chosen once the rest is known.
             guess = min(each.gpu_seconds for *_, each in fresh) + float(self._work.sum())
             self._price = self._odds * guess / min(each.end for *_, each in fresh)
         for choice, division, forecast in fresh:

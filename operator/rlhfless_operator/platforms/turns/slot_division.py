@@ -30,7 +30,7 @@ class ClaimsReview:
     condemned: frozenset[str]
     """Claims whose pods must go, because a claim of their group is being deleted: it takes no new pods."""
     elsewhere: str = ""
-    """A message about who has the pool's claims, if this namespace has none yet."""
+    """A message about the namespaces that have the pool's claims, if this namespace has none yet."""
 
     @property
     def problem(self) -> str:

@@ -106,7 +106,7 @@ class WholeGpuPool:
             self.divide()
 
     def divide(self) -> None:
-        """Decide anew whose turn it is and who holds which slots, and tell each job what changed for it."""
+        """Decide anew which jobs have their turn and how many slots each holds, and tell each job its changes."""
         now, parts = self._clock(), parts_of(self._jobs, WholeGpus)
         requests = {uid: part.requests() for uid, part in parts.items()}
         contenders = [parts[uid].contends(asked, now) for uid, asked in requests.items()]

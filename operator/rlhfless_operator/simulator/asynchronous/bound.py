@@ -25,7 +25,7 @@ def decode_instance_seconds(scenario: Scenario, groups: Sequence[Group], sequenc
     lengths, contexts = _lengths(groups), _contexts(groups)
     latency = scenario.profile().latency
     prompts = float(sum(group.prompt_tokens for group in groups))
-    # In so much time no pass has to be made for one sequence alone.
+    # With this much time, no pass has to serve one sequence alone.
     for_ever = 1e6 * alone_seconds(lengths, contexts, latency).sum()
     return lower_bound(lengths, contexts, latency, for_ever, prefill_tokens=prompts, max_batch=sequences)
 
@@ -83,7 +83,7 @@ def stale_seconds(
     preparation = tokens * scenario.preparation_gpu_seconds(1.0) / preparer
     least: Floats = alone_seconds(longest, contexts, latency) + preparation + learning
     if regroups:
-        # The sum of the steps' greatest is the least where they are sorted.
+        # The sum of the steps' greatest is least if groups are sorted.
         least = np.sort(least)[::-1]
     begins = np.cumsum([0, *(len(step) for step in steps)])[:-1]
     greatest = np.maximum.reduceat(least, begins)

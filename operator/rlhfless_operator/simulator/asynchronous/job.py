@@ -314,7 +314,7 @@ class AsynchronousJob:
     def _learnt(self, now: float) -> None:
         """End a step's learning. Its version is published once the one before is; the learner goes on meanwhile."""
         if self._publishing:
-            # It goes on when the version before is published.
+            # The learner goes on when the version before is published.
             return
         step = self._written + 1
         begin, end = self._work.learning[-1]
@@ -334,7 +334,7 @@ class AsynchronousJob:
         self._work.steps.append(Step(now, groups, versions))
         self._admit()
         if self._learning and self._work.learning[-1][1] <= now:
-            # The next step was learnt before.
+            # The next step was learnt already.
             self._learnt(now)
 
     def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> None:

@@ -69,7 +69,7 @@ class LivePlans:
 
     def _training(self) -> Training:
         profile, split = self._profile, self._split
-        # What preparing a token takes is known once a step has been prepared.
+        # The time to prepare a token is known once a step has been prepared.
         known = bool(self._history.recent("rollout"))
         return Training(
             gpus=1,

@@ -125,7 +125,7 @@ class _Run:
             self._follow(which, now)
             if self._weights[which] < self._relayed:
                 self._weights[which] = self._relayed
-                # From the memory of its host.
+                # It loads them from its host's memory.
                 instance.now = now + self._scenario.startup_seconds
             for _ in range(share):
                 self._add(which, now)
@@ -188,7 +188,7 @@ class _Run:
                 for key, tokens in instance.tokens().items()
             }
             actor = Actor(instance.name, samples, peak_context=self._peaks[which])
-            # One that has responses waiting is not on its way down.
+            # The load of an instance with waiting responses does not fall.
             if len(samples) == self._held[which]:
                 by_version.setdefault(self._weights[which], []).append(actor)
             self._peaks[which] = max(self._peaks[which], actor.context)
