@@ -279,8 +279,7 @@ class JobFields(Settings):
         return self.asynchronous is not None and self.asynchronous.kv_cache == "keep"
 
     def keep_alive_seconds(self) -> dict[Stage, float]:
-        """Return the seconds for which idle instances of each stage are kept; 0 with `auto`, which decides each
-        time."""
+        """Return the seconds for which idle instances of each stage are kept; 0 with `auto`."""
         return {
             "generation": self.generation.keep_alive or 0.0,
             "preparation": self.preparation.keep_alive or 0.0,

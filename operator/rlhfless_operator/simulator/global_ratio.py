@@ -10,8 +10,7 @@ from rlhfless_operator.planner.moves.rules import check_ratio
 
 @dataclass
 class GlobalRatio:
-    """RLHFuse: once the share τ of all samples is finished, the tail is gathered on the fewest actors that can hold
-    it."""
+    """RLHFuse: once the share τ of all samples is finished, the tail is gathered on the fewest actors possible."""
 
     ratio: float
     slots: int

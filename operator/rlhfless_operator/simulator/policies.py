@@ -46,8 +46,7 @@ class PolicySettings:
     drafts: bool = True
     """Whether it drafts in a scenario with drafts."""
     starts: bool = True
-    """Whether instances and the learner's GPUs are started, which takes time and is charged. Else both stay on all
-    GPUs."""
+    """Whether instances and the learner are started, which takes time and is charged. Else both stay on all GPUs."""
     knows_batch: bool = True
     """Whether its forecast lets responses wait for room in a batch and in the KV cache."""
     paces: bool = True

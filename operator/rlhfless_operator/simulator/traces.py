@@ -52,8 +52,7 @@ class Trace:
         return self.epochs * (self.prompts // prompts_per_step)
 
     def steps(self, prompts_per_step: int, random: np.random.Generator) -> Iterator[TraceStep]:
-        """Yield training steps. Each epoch has the prompts in a new order, and leaves out those left over at its
-        end."""
+        """Yield training steps. Each epoch has the prompts in a new order, without those left over at its end."""
         for epoch in range(self.epochs):
             order = random.permutation(self.prompts).tolist()
             for begin in range(0, self.prompts - prompts_per_step + 1, prompts_per_step):
@@ -195,8 +194,7 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
 def _recorded(
     step: NDArray[np.int64], prompt: NDArray[np.intp], sample: NDArray[np.int64], response_tokens: NDArray[np.int64]
 ) -> list[TraceStep]:
-    """Return the steps in their order, with the samples of each group in order. A prompt that comes again begins a new
-    epoch."""
+    """Return the steps and each group's samples in order. A prompt that comes again begins a new epoch."""
     steps: dict[int, dict[int, list[int]]] = {}
     for row in np.lexsort((sample, prompt, step)).tolist():
         steps.setdefault(int(step[row]), {}).setdefault(int(prompt[row]), []).append(int(response_tokens[row]))

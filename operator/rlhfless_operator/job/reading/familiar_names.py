@@ -237,8 +237,7 @@ _REASONS = {normal(theirs): reason for theirs, reason in WITHOUT_COUNTERPART.ite
 
 
 def our_field(name: str) -> str | None:
-    """Return the path of the field that other frameworks call `name`, in snake_case, camelCase or as a dotted path's
-    end."""
+    """Return the path of the field that others call `name`: in snake_case, camelCase or as the end of a dotted path."""
     return _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
 
 

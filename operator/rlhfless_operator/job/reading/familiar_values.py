@@ -120,8 +120,7 @@ _BY_NAME = {normal(theirs): meaning for theirs, meaning in _MEANINGS.items()}
 
 
 def what_to_write(name: str, value: Any, spec: Spec) -> str | None:
-    """Return the remedy for another framework's field `name`, with the value to write; None if our field's name is
-    enough."""
+    """Return the remedy for another framework's field `name`, and the value to write; None if our name is enough."""
     meaning = _BY_NAME.get(normal(name)) or _BY_NAME.get(normal(name.rpartition(".")[2]))
     return None if meaning is None else meaning(value, spec)
 

@@ -85,8 +85,7 @@ def fields_of(model: type[BaseModel]) -> dict[str, DocumentField]:
 
 
 def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], DocumentField]]:
-    """Yield every field below `model`, each section before its fields. The fields of a list's items are below
-    `name[]`."""
+    """Yield every field below `model`, sections before their fields. Fields of a list's items are below `name[]`."""
     for field in fields_of(model).values():
         yield (*prefix, field.name), field
         if field.model is not None:

@@ -99,8 +99,7 @@ def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFaul
 
 
 def hub_remedy(source: str) -> str | None:
-    """Return the remedy for a source that looks like the name of a dataset on the Hugging Face hub; None for any
-    other."""
+    """Return the remedy for a source that looks like a dataset on the Hugging Face hub; None for any other."""
     if not _HUB_DATASET.fullmatch(source) or source.startswith("."):
         return None
     local = source.rpartition("/")[2]

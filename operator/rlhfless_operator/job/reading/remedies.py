@@ -113,8 +113,7 @@ def number_without_unit(path: Path, value: Any) -> Advice:
 
 
 def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
-    """Return the advice from the message of a model's own validator. It may begin with the name of a field below
-    `path`."""
+    """Return the advice of a message from a model's validator, which may begin with a field's name below `path`."""
     match = _ABOUT_FIELD.fullmatch(text)
     model = model_at(RLHFJob, path)
     if match and model and match[1].split(".")[0] in fields_of(model):

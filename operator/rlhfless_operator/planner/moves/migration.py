@@ -130,8 +130,7 @@ class Migration:
         view.total += len(prompt_tokens)
 
     def progressed(self, actor: str, tokens: Mapping[Key, int]) -> None:
-        """Record the response tokens that some of an actor's samples have by now. Samples that it no longer holds are
-        ignored."""
+        """Record the response tokens of some of an actor's samples. Samples that it no longer holds are ignored."""
         view = self._actors.get(actor)
         if view is None:
             return

@@ -87,8 +87,7 @@ def _slopes(latency: Latency) -> Floats:
 
 
 def _integral_of_least(bases: Floats, slopes: Floats, starts: Floats, lengths: Floats, *, root: bool = False) -> Floats:
-    """Return the integrals, from `starts` over `lengths`, of the least of some lines, or of its square root
-    [samples]."""
+    """Return the integrals from `starts` over `lengths` of the least of some lines, or of its root [samples]."""
     total = np.zeros(len(starts))
     at, line = 0.0, int(np.lexsort((slopes, bases))[0])
     ends = starts + lengths

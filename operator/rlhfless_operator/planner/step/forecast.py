@@ -81,8 +81,7 @@ class Tail:
     expected: Floats
     """[samples] Chance that each is a runaway; 0 for samples that are planned as one."""
     delayed: NDArray[np.bool_]
-    """[groups] Whether to expect each at the end only. True for as many groups as have a runaway on average: the
-    likeliest."""
+    """[groups] Whether to expect each at the end only: the likeliest groups, as many as have a runaway on average."""
     unplanned: Floats
     """[groups] Mean number of unplanned runaways, gathered in the delayed groups."""
     work_seconds: float

@@ -132,8 +132,7 @@ class Loads:
         return work
 
     def seconds(self, division: Sequence[Indices], start_seconds: float) -> list[float]:
-        """Return the time of each share of a division, one instance a share. A share computes each of its prompts
-        once."""
+        """Return the time of each share on an instance of its own. A share computes each of its prompts once."""
         if not self.linear:
             ends: list[float] = self.decoded(division, start_seconds, 0.0).last.tolist()
             return ends

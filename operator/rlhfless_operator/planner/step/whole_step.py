@@ -240,8 +240,7 @@ class _Search:
     def _trained_apart(
         self, choice: _Choice, division: Division, forecast: StepForecast, preparers: int
     ) -> list[_Outcome]:
-        """Return the outcomes of a division with `preparers` preparation instances, by numbers of learning
-        instances."""
+        """Return the outcomes of a division with `preparers` preparation instances, one for each learner option."""
         training, tokens = self._training, self._tokens
         ready = forecast.prepared(self._work, preparers)
         found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]

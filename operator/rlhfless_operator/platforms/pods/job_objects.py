@@ -238,8 +238,7 @@ def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings
 
 
 def _refusal(message: str, settings: ClusterSettings) -> str:
-    """Return the message of Knative's webhook about a Service that it refuses, with the remedy if a setting allows
-    it."""
+    """Return Knative's message about a Service that it refuses, with the remedy if a setting allows it."""
     said = message.rpartition("denied the request: ")[2].removeprefix("validation failed: ")
     if "field not declared in schema" in said:
         field = said.rpartition("Kind=Service): ")[2]
