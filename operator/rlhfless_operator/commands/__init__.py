@@ -1,5 +1,9 @@
 """The commands of `rlhfless`, a file each: their options, and the little that joins them to the packages below.
 
-A command imports what it runs when it runs, so that `rlhfless --help` answers at once. `options` has the options that
-several commands share, and `exits` the exit with a message and a status.
+A command imports what it runs when it runs, so that `rlhfless --help` answers at once.
+
+- Jobs: `run`, `validate`, `try_reward`, `convert`, `plan`, `simulate`.
+- Runs: `report`, `compare`, `sample`, `replay`, `probe`.
+- Clusters: `operator`, `preflight`, `crd`, `reference`.
+- `options`: the options that several commands share. `exits`: the exit with a message and a status.
 """

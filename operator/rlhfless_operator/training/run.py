@@ -95,18 +95,18 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class AvailableGpus:
-    """The GPUs that a job's instances have. They are no part of the job, with which another machine may go on."""
+    """The GPUs for a job's instances here. They are not part of the job, which another machine may continue."""
 
     actors: ActorRange
-    """How many generation instances a step may use."""
+    """Number of generation instances that a step may use."""
     takes_turns: bool = False
-    """Whether the stages' instances can't all have GPUs at once."""
+    """Whether stages share GPUs that they cannot all have at once."""
     draining_seconds: float = 0.0
-    """What an instance that is let go is charged until it is gone, as far as the platform knows."""
+    """Seconds that a released instance is charged for until its GPUs are free."""
     contention: Callable[[], Contention] = lambda: ALONE
-    """Asked, for each plan, for what other jobs leave of the GPUs."""
+    """Returns the GPUs that other jobs leave; called for each plan."""
     gpu: str | None = None
-    """The kind of its instances' GPUs, where it is known. The first plans rest on its tables."""
+    """Name of the GPUs, if it is known. The first plans use its tables."""
 
 
 def open_run(

@@ -362,13 +362,3 @@ def test_the_bound_of_a_run_holds_however_well_others_draft(tiny_job: MakeJob) -
     seconds = lucky.stretches[0].seconds
     bound = cost_model.lower_bound(lucky, PROMPT_TOKENS, seconds)
     assert bound is not None and 0 < bound <= seconds
-
-
-def test_a_state_of_a_version_without_drafts_is_gone_on_with(tiny_job: MakeJob) -> None:
-    first = cost_model_of(tiny_job())
-    state = json.loads(json.dumps(first.state()))
-    del state["calibration"]["prior"]["draft_seconds"]
-    state["calibration"]["observations"] = [[8.0, 32.0, 100.0, 5.0, 0.2]]
-    second = cost_model_of(tiny_job())
-    second.restore(state)
-    assert second.calibration.prior == first.calibration.prior

@@ -109,9 +109,7 @@ class Calibration:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the calibration with this `state`."""
-        # States of versions that knew no drafted rows have none.
-        prior = {"draft_seconds": state["prior"]["sequence_seconds"], **state["prior"]}
-        calibration = cls(LinearLatency(**prior))
+        calibration = cls(LinearLatency(**state["prior"]))
         calibration._observations.extend(Observation(*values) for values in state["observations"])
         calibration._prior_errors.extend(state["prior_errors"])
         calibration._fitted_errors.extend(state["fitted_errors"])
