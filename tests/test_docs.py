@@ -79,8 +79,9 @@ def names_in(file: Path) -> set[str]:
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, definitions):
             names.add(node.name)
-        if isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, definitions)}
     return names

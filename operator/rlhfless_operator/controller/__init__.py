@@ -10,7 +10,6 @@
   `figures`. `logs`: its log.
 - `pools`, `slots` and `room`: divide the GPUs of a pool among jobs. `queueing` and `kueue`: let jobs wait in Kueue's
   queues. `nodes`: the GPUs of nodes.
-- `admission` and `slot_admission`: change new pods. `endpoints`: serve metrics, liveness and the webhooks. `jobs_api`:
-  the controller's requests for jobs.
+- `admission` and `slot_admission`: change new pods. `endpoints`: serve metrics, liveness and the webhooks.
 - `ownership`: guard a job's folder. `leadership`: elect the leading replica.
 """

@@ -1,7 +1,7 @@
 """The job document: one pydantic model, from which validation, the CRD and the reference page are made.
 
 The functions' settings hold the numbers of the work itself (model, algorithm, rewards, data, sampling, batch,
-optimizer). This module adds the fields that only the control plane reads.
+optimizer), and `sections.py` the fields that only the control plane reads. This module adds the rules between fields.
 """
 
 from decimal import Decimal

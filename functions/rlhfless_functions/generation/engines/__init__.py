@@ -4,5 +4,6 @@
 - `transformers`: ours on plain transformers models. `vllm/`: on vLLM. `replay`: an emulated GPU, which follows a trace.
 - Ours: `continuous_batch` with its `batch_rows`, `kept_rows`, `kv_cache`, `prefill`, `passes`, `attention` and
   `memory`.
-- All draw tokens by `sampling`, with the `randomness` and `seeds` of a sample, and end at `stop_strings`.
+- `transformers` and `vllm/` draw tokens by `sampling`, with the `randomness` and `seeds` of a sample, and end at
+  `stop_strings`.
 """
