@@ -82,9 +82,7 @@ def estimate_advantages(
         for reward, paid in zip(rewards, penalty.sum(-1).tolist(), strict=True)
     ]
     per_sample = group_advantages(
-        totals,
-        leave_one_out=settings.advantage == "leave_one_out",
-        scale=settings.advantage_normalization == "group",
+        totals, leave_one_out=settings.advantage == "leave_one_out", scale=settings.advantage_normalization == "group"
     ).to(mask.device)
     return Estimate(masked(per_sample[:, None], mask), None, mask)
 

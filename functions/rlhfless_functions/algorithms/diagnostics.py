@@ -160,11 +160,7 @@ def rejection_statistics(stays: torch.Tensor, mask: torch.Tensor) -> Statistics:
 
 
 def critic_statistics(
-    values: torch.Tensor,
-    old_values: torch.Tensor,
-    returns: torch.Tensor,
-    mask: torch.Tensor,
-    value_clip: float | None,
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, value_clip: float | None
 ) -> Statistics:
     """Return statistics of the critic on one micro-batch. All tensors are [samples, tokens]; nothing is differentiated.
 

@@ -27,14 +27,7 @@ from rlhfless_functions.artifacts.errors import (
     writing,
 )
 from rlhfless_functions.artifacts.files import exists, join, local_path, make_held_beside, remote, walk
-from rlhfless_functions.artifacts.manifest import (
-    WORKERS,
-    Manifest,
-    ManifestEntry,
-    damaged,
-    manifest,
-    remedy,
-)
+from rlhfless_functions.artifacts.manifest import WORKERS, Manifest, ManifestEntry, damaged, manifest, remedy
 from rlhfless_functions.artifacts.peers import Peer, Sources
 from rlhfless_functions.artifacts.relaying import relay
 

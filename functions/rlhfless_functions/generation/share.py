@@ -5,13 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import (
-    DecodeCounts,
-    GenerationRequest,
-    GenerationResult,
-    Progress,
-    WeightsFetched,
-)
+from rlhfless_functions.api import DecodeCounts, GenerationRequest, GenerationResult, Progress, WeightsFetched
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rollouts import GeneratedSample, continued_spans
 from rlhfless_functions.generation.engines.base import (
@@ -73,11 +67,7 @@ class Share:
         """Give the share to an engine."""
         request = self._request
         self._run = engine.start(
-            self.tasks,
-            request.sampling,
-            request.kv_budget_tokens,
-            request.drafts,
-            keep_kv_cache=request.keep_kv_cache,
+            self.tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache
         )
         return self._run
 
@@ -192,11 +182,7 @@ def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:
 
 
 def _task(
-    request: GenerationRequest,
-    prompt: Prompt,
-    index: int,
-    partial: GeneratedSample | None,
-    prefix: SharedPrefix | None,
+    request: GenerationRequest, prompt: Prompt, index: int, partial: GeneratedSample | None, prefix: SharedPrefix | None
 ) -> SequenceTask:
     return SequenceTask(
         prompt=prompt.row,

@@ -102,11 +102,7 @@ class TrainingBatch:
     """
 
     def __init__(
-        self,
-        samples: Sequence[PreparedSample],
-        algorithm: AlgorithmSettings,
-        step: int,
-        factors: Sequence[float] = (),
+        self, samples: Sequence[PreparedSample], algorithm: AlgorithmSettings, step: int, factors: Sequence[float] = ()
     ) -> None:
         self.samples = samples
         self.lengths = [len(sample.response_tokens) for sample in samples]

@@ -30,13 +30,7 @@ from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.learning.checkpoints import restore_checkpoint
 from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.offload import move
-from rlhfless_functions.learning.outputs import (
-    export,
-    publish,
-    published_bytes,
-    result_of,
-    version_of,
-)
+from rlhfless_functions.learning.outputs import export, publish, published_bytes, result_of, version_of
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
 from rlhfless_functions.learning.request_checks import check_pieces, check_steps, processes
 from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights

@@ -199,12 +199,7 @@ def _open(host: str) -> tuple[dist.TCPStore, tuple[str, int]]:
     port: int = listening.getsockname()[1]
     timeout = timedelta(seconds=30)
     store = dist.TCPStore(
-        own,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listening.detach(),
+        own, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listening.detach()
     )
     return store, (own, port)
 

@@ -21,13 +21,7 @@ from rlhfless_functions.model.output_head import check_output_logits
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import CriticSettings, ModelSettings, OptimizerSettings
-from rlhfless_functions.weights import (
-    CriticModel,
-    check_sharded_publishing,
-    load_critic,
-    load_policy,
-    load_tokenizer,
-)
+from rlhfless_functions.weights import CriticModel, check_sharded_publishing, load_critic, load_policy, load_tokenizer
 
 
 @dataclass

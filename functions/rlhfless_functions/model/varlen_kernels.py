@@ -42,10 +42,7 @@ def installed_kernels() -> frozenset[Kernel]:
 
 
 def choose_kernel(
-    capability: tuple[int, int] | None,
-    dtype: torch.dtype,
-    head_sizes: tuple[int, int],
-    installed: frozenset[Kernel],
+    capability: tuple[int, int] | None, dtype: torch.dtype, head_sizes: tuple[int, int], installed: frozenset[Kernel]
 ) -> Kernel:
     """Return the kernel to use.
 

@@ -39,12 +39,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     model_uri, prompt, count, temperature, max_tokens, seed = sys.argv[1:]
     responses = sample(
-        model_uri,
-        prompt,
-        count=int(count),
-        temperature=float(temperature),
-        max_tokens=int(max_tokens),
-        seed=int(seed),
+        model_uri, prompt, count=int(count), temperature=float(temperature), max_tokens=int(max_tokens), seed=int(seed)
     )
     for response in responses:
         print(response)

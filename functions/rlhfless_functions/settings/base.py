@@ -178,12 +178,7 @@ Bytes = Annotated[
 
 _MONEY_SCHEMA: dict[str, Any] = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"}
 
-Money = Annotated[
-    Decimal,
-    BeforeValidator(parse_money),
-    PlainSerializer(format_money),
-    WithJsonSchema(_MONEY_SCHEMA),
-]
+Money = Annotated[Decimal, BeforeValidator(parse_money), PlainSerializer(format_money), WithJsonSchema(_MONEY_SCHEMA)]
 """An exact decimal amount of money, written as a string such as `"2.50"`."""
 
 PositiveMoney = Annotated[

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 }
 _CPU_ENVIRONMENT = {
     # Several instances share the cores: bound to them, all would have the same ones.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind"
 }
 _OURS = {
     "model": "model.source",
