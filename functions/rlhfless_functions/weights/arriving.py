@@ -22,7 +22,6 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.arriving_files import ArrivingFiles
 from rlhfless_functions.weights.policy import WEIGHTS_OF_CONFIG, build_empty, loaded_from, swap_policy, torch_dtype
 from rlhfless_functions.weights.source import arriving_folder, read_config
-from rlhfless_functions.weights.support import attention_kernel
 from rlhfless_functions.weights.tensors import MismatchError, plan_of
 from rlhfless_functions.weights.tokenizers import load_tokenizer
 
@@ -90,7 +89,7 @@ class ArrivingPolicy:
             raise MismatchError("the folder was not published, so its files are known only once they are complete")
         folder.wait_for("config.json")
         config = folder.read(lambda path: read_config(path, ref.uri))
-        policy = build_empty(config, torch_dtype(model), attention_kernel(config))
+        policy = build_empty(config, torch_dtype(model))
         if "generation_config.json" in names:
             folder.wait_for("generation_config.json")
             policy.generation_config = folder.read(GenerationConfig.from_pretrained)

@@ -55,13 +55,7 @@ class CriticModel(nn.Module):
             return cast(Tensor, self.score(hidden.float()).squeeze(-1))
 
 
-def load_critic(
-    model: ModelSettings,
-    ref: WeightsReference,
-    dtype: torch.dtype | None = None,
-    *,
-    attn_implementation: str | None = None,
-) -> CriticModel:
+def load_critic(model: ModelSettings, ref: WeightsReference, dtype: torch.dtype | None = None) -> CriticModel:
     """Load a published critic, or make a new one from a policy's weights: a copy of its body with a zero head.
 
     The folder tells which of the two it has. The critic is on the CPU, in evaluation mode.
@@ -70,8 +64,6 @@ def load_critic(
         model: the job's model.
         ref: the critic, or the policy.
         dtype: number format of the body; by default `model.dtype`.
-        attn_implementation: transformers' name of the attention kernel; by default transformers' own, or the one that
-            the architecture needs.
 
     Raises:
         TaskError: `artifact_missing` or `model_unloadable`.
@@ -80,14 +72,12 @@ def load_critic(
     config = read_config(folder, ref.uri)
     dtype = dtype or torch_dtype(model)
     if not (config.architectures or [""])[0].endswith("ForSequenceClassification"):
-        policy = load_module(folder, ref.uri, config, dtype, attn_implementation)
+        policy = load_module(folder, ref.uri, config, dtype)
         with building():
             return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
-    attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(ref.uri, "give a critic that this job published, or the policy's weights"):
         with building_uninitialized():
-            kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
-            critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **kernel))
+            critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **attention_kernel(config)))
         load_into(critic, safetensors_files(folder))
     return critic.eval()
 

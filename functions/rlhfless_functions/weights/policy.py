@@ -50,11 +50,7 @@ def torch_dtype(model: ModelSettings) -> torch.dtype:
 
 
 def load_policy(
-    model: ModelSettings,
-    ref: WeightsReference,
-    dtype: torch.dtype | None = None,
-    *,
-    attn_implementation: str | None = None,
+    model: ModelSettings, ref: WeightsReference, dtype: torch.dtype | None = None
 ) -> PreTrainedModel | PeftModel:
     """Load a policy on the CPU, in evaluation mode.
 
@@ -66,8 +62,6 @@ def load_policy(
         model: the job's model.
         ref: the weights.
         dtype: number format; by default `model.dtype`. Files in another float format are converted.
-        attn_implementation: transformers' name of the attention kernel; by default transformers' own, or the one that
-            the architecture needs.
 
     Raises:
         TaskError: `artifact_missing`, `model_unloadable`, or `bad_request` for an adapter without `model.lora`.
@@ -76,8 +70,7 @@ def load_policy(
         raise TaskError("bad_request", f"{ref.adapter} is given as an adapter, but model.lora is not set: set it")
     with checked_beside(ref.uri, revision=model_revision(model, ref.uri)) as folder:
         config = read_config(folder, ref.uri)
-        frozen = model.lora is not None
-        backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), attn_implementation, mapped=frozen)
+        backbone = load_module(folder, ref.uri, config, dtype or torch_dtype(model), mapped=model.lora is not None)
     if model.lora is None:
         policy: PreTrainedModel | PeftModel = backbone
     else:
@@ -129,7 +122,7 @@ def policy_pairs(
         try:
             yield from pairs_of_files(policy, safetensors_files(folder))
         except MismatchError:
-            other = _load_converted(folder, ref.uri, policy.dtype, None)
+            other = _load_converted(folder, ref.uri, policy.config, policy.dtype)
             yield from pairs_in_memory(policy, other.state_dict())
 
 
@@ -172,7 +165,6 @@ def load_module(
     uri: str,
     config: PreTrainedConfig,
     dtype: torch.dtype,
-    attn_implementation: str | None,
     *,
     mapped: bool = False,
 ) -> PreTrainedModel:
@@ -183,29 +175,27 @@ def load_module(
         uri: for messages.
         config: configuration in the folder.
         dtype: number format of the module.
-        attn_implementation: transformers' name of the attention kernel.
         mapped: whether to keep the files' pages instead of a copy, for a module that is never swapped.
 
     Raises:
         TaskError: `model_unloadable`.
     """
     check_weights_format(folder, uri)
-    attn_implementation = attn_implementation or attention_kernel(config)
     with unloadable(uri, WEIGHTS_OF_CONFIG):
-        module = build_empty(config, dtype, attn_implementation)
+        module = build_empty(config, dtype)
         try:
             (map_into if mapped else load_into)(module, safetensors_files(folder))
         except MismatchError:
-            return _load_converted(folder, uri, dtype, attn_implementation)
+            return _load_converted(folder, uri, config, dtype)
         if (folder / "generation_config.json").is_file():
             module.generation_config = GenerationConfig.from_pretrained(folder)
         return module
 
 
-def build_empty(config: PreTrainedConfig, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
+def build_empty(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a module on the CPU. Its parameters and persistent buffers keep the memory's old content."""
     with building_uninitialized():
-        kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+        kernel = attention_kernel(config)
         module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
     module.tie_weights()
     return module
@@ -216,8 +206,8 @@ def loaded_from(policy: nn.Module, model: ModelSettings, uri: str) -> None:
     _origins[policy] = (model, uri)
 
 
-def _load_converted(folder: Path, uri: str, dtype: torch.dtype, attn_implementation: str | None) -> PreTrainedModel:
-    kernel = {"attn_implementation": attn_implementation} if attn_implementation else {}
+def _load_converted(folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    kernel = attention_kernel(config)
     with building():
         module, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **kernel)
     if info["missing_keys"] or info["mismatched_keys"]:

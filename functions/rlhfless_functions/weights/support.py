@@ -71,13 +71,14 @@ def longest_sequence(config: PreTrainedConfig) -> int | None:
     return min([*limits, *([] if positions is None else [positions])], default=None)
 
 
-def attention_kernel(config: PreTrainedConfig) -> str | None:
-    """Return transformers' name of the attention that computes the model's own definition; None for its default.
+def attention_kernel(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the argument that makes transformers use the attention of the model's own definition; empty for its
+    default.
 
     Scaled dot-product attention, the default, silently leaves out soft-capping (Gemma 2).
     """
     text = config.get_text_config()
-    return "eager" if getattr(text, "attn_logit_softcapping", None) is not None else None
+    return {"attn_implementation": "eager"} if getattr(text, "attn_logit_softcapping", None) is not None else {}
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
