@@ -311,21 +311,8 @@ for _name in _UNARY:
     setattr(Remote, f"__{_name}__", _asked(f"__{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Remote, f"__{_name}__", _compared(f"__{_name}__", getattr(operator, _name)))
-for _name in (
-    "add",
-    "and_",
-    "floordiv",
-    "lshift",
-    "matmul",
-    "mod",
-    "mul",
-    "or_",
-    "pow",
-    "rshift",
-    "sub",
-    "truediv",
-    "xor",
-):
+_BINARY = ("add", "and_", "floordiv", "lshift", "matmul", "mod", "mul", "or_", "pow", "rshift", "sub", "truediv", "xor")
+for _name in _BINARY:
     _operation, _stem = getattr(operator, _name), _name.strip("_")
     setattr(Remote, f"__{_stem}__", _compared(f"__{_stem}__", _operation))
     setattr(Remote, f"__r{_stem}__", _compared(f"__{_stem}__", _operation, reflected=True))

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfless_functions.rewards.groups import RewardGroup
@@ -96,25 +96,25 @@ class RewardPool:
             WorkerStopped: `stopped` returned True.
         """
         width = min(len(self._lanes), len(groups))
-        outcomes: list[Outcome | None] = [None] * len(groups)
-
-        def run(lane: int) -> None:
-            share = range(lane, len(groups), width)
-            scored = self._lanes[lane].score([groups[index] for index in share], step, seconds, give_up, stopped)
-            for index, outcome in zip(share, scored, strict=True):
-                outcomes[index] = outcome
-
-        if width == 1:
-            run(0)
-        else:
-            with ThreadPoolExecutor(width) as threads:
-                list(threads.map(run, range(width)))
-        return [outcome for outcome in outcomes if outcome is not None]
+        way = _Way(step, seconds, give_up, stopped)
+        with ThreadPoolExecutor(width) as threads:
+            scored = list(threads.map(lambda lane: self._lanes[lane].score(groups[lane::width], way), range(width)))
+        return [scored[index % width][index // width] for index in range(len(groups))]
 
     def close(self) -> None:
         """End all workers."""
         for lane in self._lanes:
             lane.close()
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The way to score groups; see `RewardPool.score`."""
+
+    step: int
+    seconds: Callable[[RewardGroup], float]
+    give_up: bool
+    stopped: Callable[[], bool]
 
 
 class _Lane:
@@ -139,14 +139,7 @@ class _Lane:
             self._worker.close()
             self._worker = None
 
-    def score(
-        self,
-        groups: list[RewardGroup],
-        step: int,
-        seconds: Callable[[RewardGroup], float],
-        give_up: bool,
-        stopped: Callable[[], bool],
-    ) -> list[Outcome]:
+    def score(self, groups: Sequence[RewardGroup], way: _Way) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         kills = 0
         together = True
@@ -154,28 +147,27 @@ class _Lane:
             pending = [index for index in range(len(groups)) if index not in outcomes]
             answered = len(outcomes)
             try:
-                worker = self._ready(stopped)
+                worker = self._ready(way.stopped)
                 # If a worker that awaits many calls dies, the culprit is unknown. Then call one by one.
                 batch = pending if together or not self._concurrent else pending[:1]
-                self._call(worker, groups, batch, step, seconds, outcomes, give_up, stopped)
+                self._call(worker, groups, batch, way, outcomes)
             except WorkerKilledError as killed:
                 self.close()
                 kills = 1 if len(outcomes) > answered else kills + 1
                 _log.warning("reward %s %s; starting a new worker", self._settings.name, killed)
                 if kills > _KILLS:
-                    error = f"{killed} {kills} times in a row"
-                    self._settle(groups, outcomes, error, step, seconds, stopped)
+                    self._settle(groups, outcomes, f"{killed} {kills} times in a row", way)
                     kills = 0
             except WorkerError as error:
                 self.close()
                 if together and self._concurrent and len(batch) > 1:
                     together = False
                 else:
-                    self._settle(groups, outcomes, str(error), step, seconds, stopped)
+                    self._settle(groups, outcomes, str(error), way)
             except BaseException:
                 self.close()
                 raise
-            if give_up and any(outcome.error for outcome in outcomes.values()):
+            if way.give_up and any(outcome.error for outcome in outcomes.values()):
                 for index, group in enumerate(groups):
                     outcomes.setdefault(index, _failure(group, "was not called after an earlier error", called=False))
         return [outcomes[index] for index in range(len(groups))]
@@ -200,21 +192,18 @@ class _Lane:
     def _call(
         self,
         worker: WorkerProcess,
-        groups: list[RewardGroup],
+        groups: Sequence[RewardGroup],
         batch: list[int],
-        step: int,
-        seconds: Callable[[RewardGroup], float],
+        way: _Way,
         outcomes: dict[int, Outcome],
-        give_up: bool,
-        stopped: Callable[[], bool],
     ) -> None:
-        limits = [seconds(groups[index]) for index in batch]
+        limits = [way.seconds(groups[index]) for index in batch]
         longest = max(limits)
-        worker.send({"groups": [groups[index] for index in batch], "step": step, "seconds": longest}, longest)
+        worker.send({"groups": [groups[index] for index in batch], "step": way.step, "seconds": longest}, longest)
         waiting = list(range(len(batch)))
         while waiting:
             limit = longest + _GRACE if self._concurrent else limits[waiting[0]]
-            answer = worker.receive(limit, stopped)
+            answer = worker.receive(limit, way.stopped)
             position = answer.get("index")
             if position not in waiting:
                 raise WorkerError(
@@ -223,21 +212,13 @@ class _Lane:
             waiting.remove(position)
             outcome = _outcome(answer, groups[batch[position]])
             outcomes[batch[position]] = outcome
-            if outcome.error and give_up:
+            if outcome.error and way.give_up:
                 if waiting:
                     # Further answers must not be taken for those of a later call.
                     self.close()
                 return
 
-    def _settle(
-        self,
-        groups: list[RewardGroup],
-        outcomes: dict[int, Outcome],
-        error: str,
-        step: int,
-        seconds: Callable[[RewardGroup], float],
-        stopped: Callable[[], bool],
-    ) -> None:
+    def _settle(self, groups: Sequence[RewardGroup], outcomes: dict[int, Outcome], error: str, way: _Way) -> None:
         """Set the outcome of the group at which the worker ended."""
         index = next(index for index in range(len(groups)) if index not in outcomes)
         group = groups[index]
@@ -245,9 +226,8 @@ class _Lane:
             outcomes[index] = _failure(group, error)
         elif group.size > 1:
             _log.warning("reward %s %s; checking the responses one by one", self._settings.name, error)
-            outcomes[index] = _joined(
-                self.score([group.alone(number)], step, seconds, False, stopped)[0] for number in range(group.size)
-            )
+            way = replace(way, give_up=False)
+            outcomes[index] = _joined(self.score([group.alone(number)], way)[0] for number in range(group.size))
         else:
             _log.warning("reward %s %s; the response scores 0", self._settings.name, error)
             outcomes[index] = Outcome([0.0], metrics=[("timed_out", 0.0), ("crashed", 1.0)])
