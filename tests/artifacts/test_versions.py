@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.api import WeightsFetched
 from rlhfless_functions.artifacts.copies import find_copy
 from rlhfless_functions.artifacts.manifest import Delta
 from tests.artifacts.folders import content
@@ -35,14 +36,16 @@ class Machine:
             for name, data in files.items():
                 (folder / name).write_bytes(data)
 
-    def read(self, uri: str) -> tuple[dict[str, bytes], artifacts.Fetched]:
+    def read(self, uri: str) -> tuple[dict[str, bytes], WeightsFetched]:
         """A folder's files, and what was fetched for them."""
         before = artifacts.fetched()
         with self.at_work():
             found = content(uri)
         now = artifacts.fetched()
-        return found, artifacts.Fetched(
-            now.bytes - before.bytes, now.deltas - before.deltas, now.refused_deltas - before.refused_deltas
+        return found, WeightsFetched(
+            bytes=now.bytes - before.bytes,
+            deltas=now.deltas - before.deltas,
+            refused_deltas=now.refused_deltas - before.refused_deltas,
         )
 
 
@@ -79,16 +82,16 @@ def test_a_reader_with_the_version_before_fetches_what_changed(
 ) -> None:
     first, second = versions
     actor = machine("actor")
-    assert actor.read(first) == (FIRST, artifacts.Fetched(bytes=sum(map(len, FIRST.values()))))
+    assert actor.read(first) == (FIRST, WeightsFetched(bytes=sum(map(len, FIRST.values()))))
     found, fetched = actor.read(second)
     assert found == SECOND
-    assert fetched == artifacts.Fetched(bytes=sum(deltas_of(second).values()), deltas=1)
+    assert fetched == WeightsFetched(bytes=sum(deltas_of(second).values()), deltas=1)
     assert fetched.bytes < len(FIRST["model.safetensors"]) / 100
     assert actor.read(first)[0] == FIRST, "it is as it was"
 
 
 def test_a_reader_without_it_fetches_everything(versions: tuple[str, str], machine: Callable[[str], Machine]) -> None:
-    everything = artifacts.Fetched(bytes=sum(map(len, SECOND.values())))
+    everything = WeightsFetched(bytes=sum(map(len, SECOND.values())))
     assert machine("actor").read(versions[1]) == (SECOND, everything)
 
 
@@ -96,8 +99,8 @@ def test_a_publisher_has_a_copy_of_what_it_published(
     versions: tuple[str, str], machine: Callable[[str], Machine]
 ) -> None:
     learner = machine("learner")
-    assert learner.read(versions[0]) == (FIRST, artifacts.Fetched())
-    assert learner.read(versions[1]) == (SECOND, artifacts.Fetched())
+    assert learner.read(versions[0]) == (FIRST, WeightsFetched())
+    assert learner.read(versions[1]) == (SECOND, WeightsFetched())
 
 
 def test_versions_follow_each_other(
@@ -110,7 +113,7 @@ def test_versions_follow_each_other(
         assert (found, fetched.deltas) == (files, deltas)
     late = machine("late")
     late.read(versions[0])
-    assert late.read(third) == (THIRD, artifacts.Fetched(bytes=sum(map(len, THIRD.values()))))
+    assert late.read(third) == (THIRD, WeightsFetched(bytes=sum(map(len, THIRD.values()))))
 
 
 def test_a_publisher_without_the_version_before_publishes_everything(
@@ -183,7 +186,7 @@ def test_each_of_several_publishers_says_what_changed_in_its_part(
     assert deltas_of(second).keys() == {"part-1", "part-2"}
     found, fetched = actor.read(second)
     assert found == LATER_PARTS[0] | LATER_PARTS[1]
-    assert fetched == artifacts.Fetched(bytes=sum(deltas_of(second).values()), deltas=2)
+    assert fetched == WeightsFetched(bytes=sum(deltas_of(second).values()), deltas=2)
     # A publisher's part is never taken for the folder.
     assert learners[0].read(second)[0] == LATER_PARTS[0] | LATER_PARTS[1]
 

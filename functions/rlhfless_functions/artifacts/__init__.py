@@ -15,7 +15,7 @@ checksum, is written last. A crash leaves only files that no manifest names, whi
 """
 
 from rlhfless_functions.artifacts.arriving import Arriving, BegunAgainError
-from rlhfless_functions.artifacts.counting import Fetched, fetched
+from rlhfless_functions.artifacts.counting import fetched
 from rlhfless_functions.artifacts.errors import (
     ArtifactCorruptError,
     ArtifactError,

@@ -161,16 +161,9 @@ class Generator:
 
     def _fetched(self, prefetched: bool) -> WeightsFetched:
         """Return the counts of fetches since the last request."""
-        before, now = self._told, artifacts.fetched()
-        self._told = now
-        return WeightsFetched(
-            bytes=now.bytes - before.bytes,
-            deltas=now.deltas - before.deltas,
-            refused_deltas=now.refused_deltas - before.refused_deltas,
-            relayed_bytes=now.relayed_bytes - before.relayed_bytes,
-            refused_sources=now.refused_sources - before.refused_sources,
-            prefetched=int(prefetched),
-        )
+        before, self._told = self._told, artifacts.fetched()
+        more = {name: number - getattr(before, name) for name, number in self._told}
+        return WeightsFetched(**more | {"prefetched": int(prefetched)})
 
     def _engine(self, settings: EngineSettings, model: ModelSettings) -> Engine:
         """Return the present engine, if it is the wanted one; make it otherwise."""

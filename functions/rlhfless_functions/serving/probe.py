@@ -23,12 +23,11 @@ from rlhfless_functions.api.probe import (
     Probe,
     ProbedModel,
     ProbeResult,
-    SkippedLayers,
 )
 from rlhfless_functions.data.dataset_files import read_table
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.generation.early_exit.draft_speed import DraftSpeed, PassTimes, best_drafts
+from rlhfless_functions.generation.early_exit.draft_speed import best_drafts
 from rlhfless_functions.generation.early_exit.layers import find_layers
 from rlhfless_functions.generation.early_exit.readouts import DrawnResponse, Readouts, read_out
 from rlhfless_functions.generation.early_exit.self_drafting import MOST_ROWS, Decoded, Exit, SelfDrafting
@@ -117,7 +116,6 @@ def _probe(probed: ProbedModel, model: ModelSettings, asked: Probe) -> ModelProb
     times = drafting.times(_context(responses, longest_sequence(exits.model.config.get_text_config())))
     ways = best_drafts(readouts, times, sampling.max_response_tokens)
     fastest = max(ways, key=lambda way: way.speed, default=None)
-    skipped = skippable(readouts, asked.agreement)
     return ModelProbe(
         name=probed.name,
         step=probed.step,
@@ -125,11 +123,11 @@ def _probe(probed: ProbedModel, model: ModelSettings, asked: Probe) -> ModelProb
         responses=len(responses),
         tokens=sum(readouts.lengths),
         suitability=suitability(readouts.drawn),
-        skipped=SkippedLayers(agreement=asked.agreement, **vars(skipped)),
+        skipped=skippable(readouts, asked.agreement),
         by_layer=_by_layer(readouts),
-        exits=[_exit(way, times) for way in ways],
+        exits=ways,
         plain_seconds=times.verify(1),
-        best=None if fastest is None else _exit(fastest, times),
+        best=fastest,
         pays=fastest is not None and fastest.speed > 1,
         decoded=_decode(drafting, tasks, results, fastest) if asked.draft and fastest is not None else None,
     )
@@ -205,15 +203,11 @@ def _by_layer(readouts: Readouts) -> list[LayerReadout]:
     ]
 
 
-def _exit(way: DraftSpeed, times: PassTimes) -> ExitDrafts:
-    return ExitDrafts(**vars(way), draft_cost=times.draft(way.layer) / times.verify(1))
-
-
 def _decode(
     drafting: SelfDrafting,
     tasks: Sequence[SequenceTask],
     results: dict[tuple[int, int], SequenceResult],
-    way: DraftSpeed,
+    way: ExitDrafts,
 ) -> DraftedDecoding:
     """Decode some responses with drafts and without, in alternation. The least time of each is the least disturbed
     one."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,9 @@ class DraftExperience:
 
 @dataclass
 class DraftCounts:
-    """Counts of drafting in a run."""
+    """Counts of drafting in a run, as fields of `DecodeCounts`."""
 
-    tried: int = 0
+    drafted: int = 0
     """Drafted tokens."""
     accepted: int = 0
     """Drafted tokens that were right."""
@@ -79,7 +79,7 @@ class DraftCounts:
     """Number of times that drafts for a sequence were looked up before a pass."""
     matched: int = 0
     """Number of times that a look-up found something to draft."""
-    seconds: float = 0.0
+    drafting_seconds: float = 0.0
     """Seconds to look for drafts and to learn from their outcome."""
 
 
@@ -120,7 +120,7 @@ class Drafter:
         vocabulary: int,
         history: HistoryLoader | None = None,
     ) -> None:
-        self._experience = experience
+        self.experience = experience
         self._vocabulary = vocabulary
         self._history = history
         self._index = DraftIndex(min(KNOWN_TOKENS, known_tokens), rows, sequence_tokens)
@@ -138,22 +138,14 @@ class Drafter:
     def on(self, sequences: int) -> bool:
         """Return whether the next pass, of so many sequences, may have drafts. Ask once for each pass, and tell
         `sampled` of the pass if it may."""
-        if self._experience.switch.on(sequences):
+        if self.experience.switch.on(sequences):
             return True
         self._stale[:] = True
         return False
 
     def counted(self) -> dict[str, float]:
         """Return the counts of drafting, as fields of `DecodeCounts`."""
-        return {
-            "drafted": self.counts.tried,
-            "accepted": self.counts.accepted,
-            "judged": self.counts.judged,
-            "looked_up": self.counts.looked_up,
-            "matched": self.counts.matched,
-            "drafting_seconds": self.counts.seconds,
-            "unreadable": self._history.unreadable if self._history is not None else 0,
-        }
+        return {**asdict(self.counts), "unreadable": self._history.unreadable if self._history is not None else 0}
 
     def propose(
         self,
@@ -184,11 +176,11 @@ class Drafter:
             return self._choose(active, remaining, rows, padded, most)
         finally:
             self._looked = time.perf_counter() - began
-            self.counts.seconds += self._looked
+            self.counts.drafting_seconds += self._looked
 
     def _seat(self, slots: list[int], tokens_of: TokensOf) -> None:
         """Record the sequences that are new here, or that continued while drafting was off."""
-        row, index, acceptance = self._rows, self._index, self._experience.acceptance
+        row, index, acceptance = self._rows, self._index, self.experience.acceptance
         places, prompts = [], []
         seen: set[int] = set()
         for slot in slots:
@@ -221,7 +213,7 @@ class Drafter:
     def _choose(
         self, active: Integers, remaining: Integers, rows: int, padded: Callable[[int], int], most: int
     ) -> Drafts | None:
-        row, learnt = self._rows, self._experience
+        row, learnt = self._rows, self.experience
         # Every pass gives a token anyway, so the last allowed token is never a draft.
         hopeful = (row.places[active] >= 0) & (remaining > 1)
         slots, room = active[hopeful], remaining[hopeful] - 1
@@ -262,12 +254,12 @@ class Drafter:
             timing: size and time of the pass.
         """
         began = time.perf_counter()
-        learnt = self._experience
+        learnt = self.experience
         matches = self._rows.matches[active]
         self._write(active, counts, tokens)
         accepted = self._judge(active, counts, matches, drafts) if drafts is not None else 0
         host = time.perf_counter() - began
-        self.counts.seconds += host
+        self.counts.drafting_seconds += host
         plain = learnt.costs.seconds(timing.plain_rows)
         cost = self._looked + host
         if drafts is None:
@@ -301,13 +293,13 @@ class Drafter:
         slots, tried = np.unique(drafts.slots, return_counts=True)
         order = np.searchsorted(active, slots)
         right = np.minimum(counts[order] - 1, tried)
-        acceptance, row = self._experience.acceptance, self._rows
+        acceptance, row = self.experience.acceptance, self._rows
         acceptance.learn(matches[order], tried, right)
         for slot, number, expected in zip(slots.tolist(), right.tolist(), self._expected[slots].tolist(), strict=True):
             prompt = int(row.prompts[slot])
             acceptance.learn_prompt(prompt, number, expected)
             row.factors[slot] = acceptance.factor(prompt)
-        self.counts.tried += len(drafts.tokens)
+        self.counts.drafted += len(drafts.tokens)
         self.counts.accepted += int(right.sum())
         self.counts.judged += int(np.minimum(right + 1, tried).sum())
         return int(right.sum())

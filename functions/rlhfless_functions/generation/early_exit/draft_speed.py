@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from rlhfless_functions.api.probe import ExitDrafts
 from rlhfless_functions.generation.early_exit.readouts import Readouts
 
 DRAFTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
@@ -47,23 +48,6 @@ class PassTimes:
         return _between(self.passes, rows)
 
 
-@dataclass(frozen=True)
-class DraftSpeed:
-    """The best drafts of an exit."""
-
-    layer: int
-    """Layers that a draft passes."""
-    drafts: int
-    """Most tokens that a cycle drafts."""
-    choice: Choice
-    """`drawn`: a draft is drawn with the token's own random number. `likeliest`: it is the read-out's likeliest
-    token."""
-    tokens_per_pass: float
-    """Tokens per verifying pass, its own among them."""
-    speed: float
-    """Tokens a second, relative to plain decoding; above 1 drafting pays."""
-
-
 def count_cycles(right: np.ndarray, lengths: Sequence[int], drafts: int, longest: int) -> Cycles:
     """Count the cycles that decode responses.
 
@@ -88,7 +72,7 @@ def count_cycles(right: np.ndarray, lengths: Sequence[int], drafts: int, longest
     return Cycles(count, drafted)
 
 
-def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[DraftSpeed]:
+def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[ExitDrafts]:
     """Return the fastest way of drafting at each layer but the last, by counted cycles and measured times.
 
     Args:
@@ -97,7 +81,7 @@ def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[Draf
         longest: most tokens of a response.
     """
     tokens = sum(readouts.lengths)
-    plain = tokens * times.verify(1)
+    plain = times.verify(1)
     found = []
     for layer in range(1, len(readouts.drawn)):
         options = []
@@ -106,7 +90,16 @@ def best_drafts(readouts: Readouts, times: PassTimes, longest: int) -> list[Draf
             for drafts in DRAFTS:
                 cycles = count_cycles(right[layer - 1], readouts.lengths, drafts, longest)
                 seconds = cycles.drafted * times.draft(layer) + cycles.count * times.verify(drafts + 1)
-                options.append(DraftSpeed(layer, drafts, choice, tokens / cycles.count, plain / seconds))
+                options.append(
+                    ExitDrafts(
+                        layer=layer,
+                        drafts=drafts,
+                        choice=choice,
+                        tokens_per_pass=tokens / cycles.count,
+                        draft_cost=times.draft(layer) / plain,
+                        speed=tokens * plain / seconds,
+                    )
+                )
         found.append(max(options, key=lambda option: option.speed))
     return found
 

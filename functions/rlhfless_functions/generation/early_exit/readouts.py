@@ -13,7 +13,7 @@ import torch
 from rlhfless_functions.generation.early_exit.layers import ExitLayers
 from rlhfless_functions.generation.engines.randomness import signed_keys, uniforms
 from rlhfless_functions.generation.engines.sampling import choose, likeliest
-from rlhfless_functions.model.forward import RaggedBatch, collate
+from rlhfless_functions.model.forward import collate
 
 PASS_TOKENS = 4096
 """Most tokens of a pass, padding included, unless one sequence has more."""
@@ -86,7 +86,8 @@ def _read_batch(exits: ExitLayers, sequences: Sequence[DrawnResponse], temperatu
     batch = collate([each.prompt for each in sequences], [each.response for each in sequences], 0).to(device)
     targets = batch.response_ids[batch.response_mask]
     keys = torch.tensor(signed_keys([each.seed for each in sequences]), device=device)
-    noise = uniforms(keys[_row_of(batch)], _column_of(batch))
+    responses, columns = batch.response_mask.nonzero(as_tuple=True)
+    noise = uniforms(keys[responses], columns)
     rows = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     found: list[dict[str, np.ndarray]] = []
 
@@ -116,11 +117,3 @@ def _read_chunk(
         "probability": probability.nan_to_num(0.0).cpu().numpy(),
         "confidence": confidence.nan_to_num(0.0).cpu().numpy(),
     }
-
-
-def _row_of(batch: RaggedBatch) -> torch.Tensor:
-    return batch.response_mask.nonzero()[:, 0]
-
-
-def _column_of(batch: RaggedBatch) -> torch.Tensor:
-    return batch.response_mask.nonzero()[:, 1]

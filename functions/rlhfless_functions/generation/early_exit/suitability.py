@@ -1,26 +1,11 @@
 """A model's suitability for early exit, from its read-outs: pure functions of arrays. Layers count from 1 here."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from rlhfless_functions.api.probe import SkippedLayers
 from rlhfless_functions.generation.early_exit.readouts import Readouts
 
 THRESHOLDS = np.linspace(0.0, 1.0, 201)
-
-
-@dataclass(frozen=True)
-class Skippable:
-    """Layers that could be skipped while the wanted share of drawn tokens stays the same."""
-
-    layer: int
-    """First layer from which on every layer's draws agree that often. All tokens could leave there."""
-    one_layer: float
-    """Share of layers behind it."""
-    threshold: float | None
-    """Tokens leave at the first layer whose likeliest token has this probability; None if none may leave."""
-    by_confidence: float
-    """Mean share of layers behind the one where a token leaves (CALM's softmax response, arXiv 2207.07061)."""
 
 
 def settled(drawn: np.ndarray) -> np.ndarray:
@@ -45,8 +30,9 @@ def suitability(drawn: np.ndarray) -> float:
     return float(settled(drawn)[:-1].mean(axis=1).sum() / layers) if layers > 1 else 0.0
 
 
-def skippable(readouts: Readouts, agreement: float) -> Skippable:
-    """Return the layers that could be skipped: by one layer for all tokens, and by each token's own confidence.
+def skippable(readouts: Readouts, agreement: float) -> SkippedLayers:
+    """Return the layers that could be skipped: by one layer for all tokens, and by each token's own confidence (CALM's
+    softmax response, arXiv 2207.07061).
 
     Args:
         readouts: read-outs of the tokens.
@@ -65,4 +51,10 @@ def skippable(readouts: Readouts, agreement: float) -> Skippable:
         skipped = float((layers - 1 - leaves).mean() / layers)
         if right[leaves, np.arange(tokens)].mean() >= agreement and skipped > share:
             threshold, share = float(each), skipped
-    return Skippable(layer, (layers - layer) / layers, threshold, share)
+    return SkippedLayers(
+        agreement=agreement,
+        layer=layer,
+        one_layer=(layers - layer) / layers,
+        threshold=threshold,
+        by_confidence=share,
+    )

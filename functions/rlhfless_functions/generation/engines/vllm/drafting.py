@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience, Drafts, PassTiming
+from rlhfless_functions.generation.drafting.drafter import Drafter, Drafts, PassTiming
 from rlhfless_functions.generation.engines.base import SequenceTask
 
 LONGEST_DRAFT = 15
@@ -22,7 +22,6 @@ class DraftedRequests:
 
     Args:
         drafter: has a row for each request that vLLM holds at a time.
-        experience: the drafter's.
         rows: number of the drafter's rows.
         most_rows: most rows of logits in a pass, those of drafts included.
         longest_response: most tokens of a response.
@@ -32,14 +31,12 @@ class DraftedRequests:
     def __init__(
         self,
         drafter: Drafter,
-        experience: DraftExperience,
         rows: int,
         most_rows: int,
         longest_response: int,
         longest_draft: int,
     ) -> None:
-        self._drafter = drafter
-        self._experience = experience
+        self.drafter = drafter
         self._most_rows = most_rows
         self._longest_response = longest_response
         self._longest_draft = longest_draft
@@ -54,11 +51,6 @@ class DraftedRequests:
         self.sequence_passes = 0
         """Sum over passes of the requests that got tokens."""
 
-    @property
-    def drafter(self) -> Drafter:
-        """The drafter of this run."""
-        return self._drafter
-
     def add(self, name: str, task: SequenceTask) -> None:
         """Record that a request has been handed to vLLM."""
         self._rows[name] = row = self._free.pop()
@@ -67,7 +59,7 @@ class DraftedRequests:
     def finished(self, name: str, response: Sequence[int]) -> None:
         """Record that a request has ended."""
         row = self._rows.pop(name)
-        self._drafter.released([row], [response])
+        self.drafter.released([row], [response])
         self._tasks[row] = None
         self._seated[row] = False
         self._free.append(row)
@@ -92,7 +84,7 @@ class DraftedRequests:
         self.passes += 1
         self.sequence_passes += len(active)
         self._take_in(active, places, sampled, tried)
-        if self._drafter.on(len(active)):
+        if self.drafter.on(len(active)):
             self._propose(active, places, [requests[names[places[row]]] for row in active.tolist()], drafts)
         else:
             self._seated[:] = False
@@ -108,7 +100,7 @@ class DraftedRequests:
         lost = np.flatnonzero(self._seated)
         lost = lost[~np.isin(lost, known)]
         if len(lost):
-            self._drafter.moved(lost, lost)
+            self.drafter.moved(lost, lost)
             self._seated[lost] = False
         if not len(known) or self._began is None:
             return
@@ -126,8 +118,8 @@ class DraftedRequests:
         seconds = time.perf_counter() - self._began
         if len(known) < len(active):
             # The pass computed prompts as well, so its time says nothing about its rows.
-            seconds = min(seconds, self._experience.costs.seconds(rows, rows - len(active)))
-        self._drafter.sampled(known, counts, tokens, drafts, PassTiming(seconds, rows, len(active), len(active)))
+            seconds = min(seconds, self.drafter.experience.costs.seconds(rows, rows - len(active)))
+        self.drafter.sampled(known, counts, tokens, drafts, PassTiming(seconds, rows, len(active), len(active)))
 
     def _propose(
         self, active: np.ndarray, places: dict[int, int], records: Sequence[Any], drafts: list[list[int]]
@@ -148,7 +140,7 @@ class DraftedRequests:
         active, remaining = active[going_on], remaining[going_on]
         self._drafts = None
         if len(active):
-            self._drafts = self._drafter.propose(
+            self._drafts = self.drafter.propose(
                 active, remaining, tokens_of, len(active), lambda rows: rows, self._most_rows
             )
         self._seated[:] = False

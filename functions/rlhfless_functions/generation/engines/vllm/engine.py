@@ -345,9 +345,7 @@ class VllmEngine:
         limits = configuration.scheduler_config
         most_rows = min(2 * limits.max_num_seqs, limits.max_num_batched_tokens)
         longest_draft = configuration.speculative_config.num_speculative_tokens
-        return DraftedRequests(
-            drafter, self._experience, room.sequences, most_rows, sampling.max_response_tokens, longest_draft
-        )
+        return DraftedRequests(drafter, room.sequences, most_rows, sampling.max_response_tokens, longest_draft)
 
     def _abandon(self) -> None:
         if self._run is not None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhfless_functions import artifacts
@@ -343,6 +343,4 @@ def _sound(result: SequenceResult) -> SequenceResult:
     end = next((i for i, log_prob in enumerate(result.log_probs) if not math.isfinite(log_prob)), None)
     if end is None:
         return result
-    return SequenceResult(
-        result.prompt, result.index, result.response_tokens[:end], result.log_probs[:end], result.finish_reason
-    )
+    return replace(result, response_tokens=result.response_tokens[:end], log_probs=result.log_probs[:end])
