@@ -105,7 +105,7 @@ def generate(
     """A share, and how it was decoded."""
     run = engine.start(tasks, SAMPLING, None, drafts)
     if run._drafter is not None and run._drafter._history is not None:
-        run._drafter._history.wait()
+        run._drafter._history._thread.join()
     results = {}
     while run.running or run.waiting:
         before = run.response_tokens

@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.artifacts import Fetched, Line, Sources, peers, relaying
+from rlhfless_functions.api import WeightsFetched
+from rlhfless_functions.artifacts import Line, Sources, peers, relaying
 from rlhfless_functions.artifacts.copies import copy_place
 from rlhfless_functions.artifacts.line import entry_name
 from rlhfless_functions.artifacts.peers import copy_token
@@ -89,13 +90,13 @@ class Process:
         assert self._process.stdin is not None
         print(uri, *addresses, file=self._process.stdin, flush=True)
 
-    def answer(self) -> tuple[dict[str, bytes], Fetched]:
+    def answer(self) -> tuple[dict[str, bytes], WeightsFetched]:
         """The files that it has, and what it fetched for them."""
         folder, store, relayed, refused = self._line().split()
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
         }
-        return files, Fetched(bytes=int(store), relayed_bytes=int(relayed), refused_sources=int(refused))
+        return files, WeightsFetched(bytes=int(store), relayed_bytes=int(relayed), refused_sources=int(refused))
 
     def end(self) -> None:
         """Kill it."""
@@ -143,9 +144,9 @@ def test_a_chain_reads_the_store_once(version: str, start: Callable[[str], Proce
     told = [process.answer() for process in chain]
     assert all(files == FILES for files, _ in told)
     assert [fetched for _, fetched in told] == [
-        Fetched(bytes=SIZE),
-        Fetched(relayed_bytes=SIZE),
-        Fetched(relayed_bytes=SIZE),
+        WeightsFetched(bytes=SIZE),
+        WeightsFetched(relayed_bytes=SIZE),
+        WeightsFetched(relayed_bytes=SIZE),
     ]
 
 
@@ -156,7 +157,7 @@ def test_an_instance_that_is_gone_is_passed_over(version: str, start: Callable[[
     head.answer()
     gone.end()
     last.ask(version, gone.address, head.address)
-    assert last.answer() == (FILES, Fetched(relayed_bytes=SIZE, refused_sources=1))
+    assert last.answer() == (FILES, WeightsFetched(relayed_bytes=SIZE, refused_sources=1))
 
 
 def test_newcomers_read_the_store_once(version: str, line: str, start: Callable[[str], Process]) -> None:
@@ -167,7 +168,7 @@ def test_newcomers_read_the_store_once(version: str, line: str, start: Callable[
     assert all(files == FILES for files, _ in told)
     # Any of them may be the first in the line, and it reads the store.
     counted = sorted((fetched for _, fetched in told), key=lambda fetched: fetched.bytes)
-    assert counted == [Fetched(relayed_bytes=SIZE)] * 3 + [Fetched(bytes=SIZE)]
+    assert counted == [WeightsFetched(relayed_bytes=SIZE)] * 3 + [WeightsFetched(bytes=SIZE)]
     assert len(artifacts.list_files(line)) == 4
 
 
@@ -184,7 +185,7 @@ def test_a_newcomer_passes_over_those_that_have_ended_and_those_that_never_were(
     for name in (stranger, "garbage", "9" * 13 + "-000000000000-127.0.0.1-2"):
         artifacts.write_bytes(f"{line}/{name}", b"\0")
     last.ask(version, "line", line)
-    assert last.answer() == (FILES, Fetched(relayed_bytes=SIZE, refused_sources=2))
+    assert last.answer() == (FILES, WeightsFetched(relayed_bytes=SIZE, refused_sources=2))
 
 
 def answers_of(address: str, paths: list[str], token: str) -> list[int]:

@@ -73,7 +73,7 @@ def context() -> TaskContext:
 def preparer() -> Iterator[Preparer]:
     preparer = Preparer()
     yield preparer
-    preparer.close()
+    preparer._scorer.close()
 
 
 @dataclass

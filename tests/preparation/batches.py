@@ -52,7 +52,7 @@ def preparer() -> Iterator[Preparer]:
     torch.set_num_threads(1)
     preparer = Preparer()
     yield preparer
-    preparer.close()
+    preparer._scorer.close()
 
 
 class BatchFolder:

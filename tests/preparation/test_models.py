@@ -251,7 +251,7 @@ def test_after_a_sleep_every_model_answers_as_before_and_none_was_kept(
     preparer.sleep()
     assert models() == others
     assert two_groups.prepare(**settings)[1] == expected
-    preparer.close()
+    preparer._scorer.close()
 
 
 def test_a_preloaded_preparer_answers_the_same(two_groups: BatchFolder) -> None:
@@ -261,4 +261,4 @@ def test_a_preloaded_preparer_answers_the_same(two_groups: BatchFolder) -> None:
     _, expected = two_groups.prepare(**settings)
     two_groups.preparer = fresh
     assert two_groups.prepare(**settings)[1] == expected
-    fresh.close()
+    fresh._scorer.close()

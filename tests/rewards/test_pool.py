@@ -263,7 +263,7 @@ from rlhfless_functions.rewards.pool import RewardPool, WorkerSettings
 setup = dict(file={str(tmp_path / "reward.py")!r}, function="reward", style="trl", text=None)
 pool = RewardPool(WorkerSettings("mine", "python", setup, {MEMORY}))
 pool.start()
-Path({str(tmp_path / "reaper")!r}).write_text(str(pool._lanes[0]._worker.pid))
+Path({str(tmp_path / "reaper")!r}).write_text(str(pool._lanes[0]._worker._process.pid))
 group = RewardGroup(1, "question 1", None, ["a"], [[1]], ["stop"], {{}})
 pool.score([group], step=1, seconds=lambda _: 1000.0, give_up=True, stopped=lambda: False)
 """

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from rlhfless_functions import artifacts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_functions.weights import load_config, load_policy, load_tokenizer, publish_weights, swap_policy
+from rlhfless_functions.weights import load_config, load_policy, load_tokenizer, publish_weights, saving, swap_policy
 from tests.weights.random_models import CONFIGS, SIZES, logits, nudge, random_model, settings_of, version
 from tests.weights.random_models import tiny as tiny  # A fixture.
 
@@ -87,10 +87,13 @@ def test_weights_are_published_in_the_format_asked_for(tiny: ModelSettings, tmp_
     assert torch.equal(rounded.lm_head.weight, policy.lm_head.weight.bfloat16().float())
 
 
-def test_large_weights_are_published_in_shards(tiny: ModelSettings, tmp_path: Path) -> None:
+def test_large_weights_are_published_in_shards(
+    tiny: ModelSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "SHARD_BYTES", 20_000)
     policy = load_policy(tiny, version(tiny.source))
     uri = str(tmp_path / "1")
-    publish_weights(uri, policy, None, shard_bytes=20_000)
+    publish_weights(uri, policy, None)
     assert len(list((tmp_path / "1").glob("model-*.safetensors"))) > 2
     other = load_policy(tiny, version(tiny.source))
     nudge(other)

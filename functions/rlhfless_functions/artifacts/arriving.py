@@ -31,8 +31,10 @@ class Arriving:
         self._lengths: dict[str, int] = {}
         """Bytes of each file that have arrived, from its beginning."""
         self._complete: set[str] = set()
-        self._all_there = False
-        self._again = False
+        self.all_there = False
+        """Whether all files were there from the beginning. They may still be unchecked."""
+        self.sound = True
+        """Whether no file was begun again."""
         self._result: Path | None = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="weights arrive", daemon=True).start()
@@ -42,7 +44,7 @@ class Arriving:
     def begins(self, folder: Path, names: Collection[str], *, all_there: bool = False) -> None:
         """Record the files of this folder. They appear one by one, or all are there and only unchecked."""
         with self._changed:
-            self._folder, self._names, self._all_there = folder, frozenset(names), all_there
+            self._folder, self._names, self.all_there = folder, frozenset(names), all_there
             self._changed.notify_all()
 
     def moved(self, folder: Path) -> None:
@@ -54,7 +56,7 @@ class Arriving:
     def began(self, name: str) -> None:
         """Record that a file is written from its beginning, perhaps once more."""
         with self._changed:
-            self._again = self._again or bool(self._lengths.get(name))
+            self.sound = self.sound and not self._lengths.get(name)
             self._lengths[name] = 0
             self._changed.notify_all()
 
@@ -87,26 +89,12 @@ class Arriving:
     @property
     def ended(self) -> bool:
         """Whether the fetch has ended, also with an error."""
-        with self._changed:
-            return self._result is not None or self._error is not None
+        return self._result is not None or self._error is not None
 
     @property
     def failed(self) -> bool:
         """Whether fetching it has failed."""
-        with self._changed:
-            return self._error is not None
-
-    @property
-    def all_there(self) -> bool:
-        """Whether all files were there from the beginning. They may still be unchecked."""
-        with self._changed:
-            return self._all_there
-
-    @property
-    def sound(self) -> bool:
-        """Whether no file was begun again."""
-        with self._changed:
-            return not self._again
+        return self._error is not None
 
     def names(self) -> frozenset[str]:
         """Return the folder's file names as soon as they are known; empty if they are known only once it is complete.
@@ -126,8 +114,8 @@ class Arriving:
             Exception: an error of fetching.
         """
         with self._changed:
-            self._wait(lambda: self._has(name) or self._lengths.get(name, 0) >= length or self._again)
-            if self._again:
+            self._wait(lambda: self._has(name) or self._lengths.get(name, 0) >= length or not self.sound)
+            if not self.sound:
                 raise BegunAgainError(f"{name} is fetched again from its beginning")
 
     def wait_for(self, name: str) -> None:
@@ -172,7 +160,7 @@ class Arriving:
             return self._result
 
     def _has(self, name: str) -> bool:
-        return self._all_there or name in self._complete
+        return self.all_there or name in self._complete
 
     def _wait(self, there: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._error is not None or self._result is not None or there())

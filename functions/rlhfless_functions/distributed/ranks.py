@@ -51,10 +51,6 @@ class Ranks:
         """Device of this rank."""
         return torch.device("cuda", self.place) if torch.cuda.is_available() else torch.device("cpu")
 
-    def most(self, number: int) -> int:
-        """Return the maximum over all ranks."""
-        return max(self.all(number))
-
     def all(self, value: _T) -> list[_T]:
         """Return every rank's value, in the order of the ranks."""
         if self.size == 1:

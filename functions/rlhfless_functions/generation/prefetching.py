@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhfless_functions import artifacts
@@ -144,16 +145,16 @@ class WeightsPrefetcher:
             self._changed.notify_all()
 
 
+@dataclass(eq=False)
 class _Watch:
     """The watch of one request."""
 
-    def __init__(self, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
-        self.upcoming = upcoming
-        self.fetch = fetch
-        self.ended = threading.Event()
-        self.forgotten = False
-        """Whether the result of a fetch is not needed any more."""
-        self.has_warned = False
+    upcoming: Sequence[NextWeights]
+    fetch: Fetch
+    ended: threading.Event = field(default_factory=threading.Event)
+    forgotten: bool = False
+    """Whether the result of a fetch is not needed any more."""
+    has_warned: bool = False
 
 
 def _folder(upcoming: NextWeights) -> str:

@@ -209,7 +209,7 @@ class _Step:
         budget = self._request.batch_settings.microbatch_tokens
         blocks = batch.passes(mine, budget, share_prompts=self._share_prompts, packed=state.packed)
         passes = sum(len(block.runs) for block in blocks)
-        return blocks, state.ranks.most(passes) - passes
+        return blocks, max(state.ranks.all(passes)) - passes
 
     def _ask(
         self, model: TrainedModel, batch: TrainingBatch, minibatches: Iterable[Sequence[int]]

@@ -91,10 +91,6 @@ class Preparer:
         self._scorer.forget_models()
         give_back()
 
-    def close(self) -> None:
-        """End the reward workers."""
-        self._scorer.close()
-
     def _materialize(self, request: MaterializeRequest) -> MaterializeResult:
         model = request.model
         tokenizer = self._tokenizer_of(model, WeightsReference(version=0, uri=model.source))

@@ -81,11 +81,6 @@ class WorkerProcess:
         self.ready = False
         """Whether the reward has been loaded."""
 
-    @property
-    def pid(self) -> int:
-        """Process id of the reaper."""
-        return self._process.pid
-
     def alive(self) -> bool:
         """Return whether the worker still runs, without waiting."""
         ready = {key.fileobj for key, _ in self._selector.select(0)}

@@ -6,6 +6,7 @@ and data that fit the trace, are written; weights, checkpoints and models are no
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 from rlhfless_functions.api import (
     DataCounts,
@@ -50,7 +51,6 @@ def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: fl
 class _Emulated:
     def __init__(self, emulation: EmulationSettings) -> None:
         self._emulation = emulation
-        self._lengths: TraceLengths | None = None
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Load nothing."""
@@ -58,17 +58,14 @@ class _Emulated:
     def sleep(self) -> None:
         """Release nothing, in no time."""
 
+    @cached_property
     def _trace(self) -> TraceLengths:
-        self._lengths = self._lengths or read_lengths(self._emulation)
-        return self._lengths
+        return read_lengths(self._emulation)
 
     def _tokens(self, step: int, samples: Sequence[SampleTask], longest: int) -> int:
         """Return the tokens of samples, their prompts included."""
-        trace = self._trace()
-        return sum(
-            trace.prompt_tokens[each.prompt] + min(longest, trace.response_tokens(step, each.prompt, each.index))
-            for each in samples
-        )
+        prompts, responses = self._trace.prompt_tokens, self._trace.response_tokens
+        return sum(prompts[each.prompt] + min(longest, responses(step, each.prompt, each.index)) for each in samples)
 
     def _take(self, seconds: float, context: TaskContext) -> None:
         """Let emulated seconds of work pass.
@@ -115,7 +112,7 @@ class EmulatedPreparer(_Emulated):
         return PrepareResult(part=request.sink, groups=groups, metrics={})
 
     def _materialize(self, request: MaterializeRequest) -> MaterializeResult:
-        lengths = self._trace().prompt_tokens
+        lengths = self._trace.prompt_tokens
         if max(lengths) > request.sampling.max_prompt_tokens:
             raise TaskError(
                 "data_invalid",

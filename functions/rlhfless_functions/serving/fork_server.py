@@ -30,6 +30,7 @@ def main() -> None:
     reports = os.dup(1)
     os.dup2(2, 1)
     (_import_emulation if "--emulated" in sys.argv else _import_everything)()
+    _keep()
     wake_read, wake_write = os.pipe()
     for end in (wake_read, wake_write):
         os.set_blocking(end, False)
@@ -68,8 +69,6 @@ def _import_everything() -> None:
     import rlhfless_functions.preparation.stage
     import rlhfless_functions.serving.instance  # noqa: F401
 
-    _keep()
-
 
 def _import_engine(options: dict[str, Any]) -> None:
     """Import the engine of the instance, if that takes seconds: later instances find it imported."""
@@ -87,8 +86,6 @@ def _import_engine(options: dict[str, Any]) -> None:
 def _import_emulation() -> None:
     import rlhfless_functions.serving.emulation
     import rlhfless_functions.serving.instance  # noqa: F401
-
-    _keep()
 
 
 def _keep() -> None:

@@ -143,8 +143,7 @@ def main() -> None:
     if emulation := environment.get("RLHFLESS_EMULATION"):
         values["emulation"] = EmulationSettings.model_validate_json(emulation)
     if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
-        values |= {"model": pointer.model, "weights": pointer.weights, "engine": pointer.engine}
-        values |= {"weights_line": pointer.weights_line}
+        values |= dict(pointer)
     run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
 
 

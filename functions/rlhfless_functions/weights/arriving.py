@@ -82,7 +82,8 @@ class ArrivingPolicy:
         self._filling = threading.Lock()
         """Held while a tensor is written, so that nothing is written to an abandoned policy."""
         self._abandoned = False
-        self._settled = False
+        self.is_settled = False
+        """Whether no weights are on their way any more."""
         self._unsound = False
         names = folder.names()
         if not names:
@@ -112,11 +113,6 @@ class ArrivingPolicy:
         """Whether the policy has no sound weights and never will."""
         return self._unsound or self._folder.failed
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no weights are on their way any more."""
-        return self._settled
-
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the model's tokenizer. Its files come before the weights or beside them.
 
@@ -141,7 +137,7 @@ class ArrivingPolicy:
         Raises:
             TaskError: the weights cannot be had; the policy can't be used any more.
         """
-        if self._settled:
+        if self.is_settled:
             return not computed
         self._unsound = True
         try:
@@ -149,7 +145,7 @@ class ArrivingPolicy:
                 self._folder.result()
             self._thread.join()
         finally:
-            self._settled = True
+            self.is_settled = True
             for hook in self._hooks:
                 hook.remove()
         problem = self._problem
@@ -170,7 +166,7 @@ class ArrivingPolicy:
         A pass that waits for a layer ends with an error. No other pass may be under way.
         """
         with self._filling:
-            self._unsound = self._settled = self._abandoned = True
+            self._unsound = self.is_settled = self._abandoned = True
         with self._changed:
             self._changed.notify_all()
         for hook in self._hooks:

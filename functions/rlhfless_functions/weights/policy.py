@@ -24,7 +24,7 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint
-from rlhfless_functions.weights.saving import SHARD_BYTES, write_model, write_tokenizer
+from rlhfless_functions.weights.saving import write_model, write_tokenizer
 from rlhfless_functions.weights.source import checked_beside, model_revision, read_config, unloadable, weights_folder
 from rlhfless_functions.weights.support import attention_kernel, check_weights_format
 from rlhfless_functions.weights.tensors import (
@@ -133,7 +133,6 @@ def publish_weights(
     dtype: torch.dtype | None = None,
     *,
     readme: str | None = None,
-    shard_bytes: int = SHARD_BYTES,
     since: str | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
@@ -145,7 +144,6 @@ def publish_weights(
         tokenizer: saved with it, because every version can be loaded alone.
         dtype: number format of the published weights; by default the model's own.
         readme: content of a README.md.
-        shard_bytes: largest size of one weights file.
         since: the version before. The changes since then are published too, if that helps. See `artifacts.publish`.
         state: the tensors to publish, in `dtype`; by default the present ones.
 
@@ -153,7 +151,7 @@ def publish_weights(
         TaskError: `artifact_unwritable`; nothing is published.
     """
     with store_errors(), artifacts.publish(uri, since=since) as folder:
-        write_model(policy, folder, dtype, shard_bytes=shard_bytes, state=state)
+        write_model(policy, folder, dtype, state=state)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
         if readme is not None:

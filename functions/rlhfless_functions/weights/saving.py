@@ -36,7 +36,6 @@ def write_model(
     folder: Path,
     dtype: torch.dtype | None = None,
     *,
-    shard_bytes: int = SHARD_BYTES,
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a model's configuration, generation configuration and weights as `save_pretrained` does.
@@ -45,7 +44,6 @@ def write_model(
         model: the model. Its configurations are those of its first writing.
         folder: an existing folder.
         dtype: number format of the written weights; by default the model's own.
-        shard_bytes: largest size of one weights file.
         state: the model's state in `dtype`, such as an earlier one; by default the present one.
 
     Raises:
@@ -59,7 +57,7 @@ def write_model(
     # It sorts them by name. Of the two names of an embedding that is also the output layer, all readers know the first.
     places = {name: place for place, name in enumerate(own)}
     in_order = sorted(published, key=lambda name: places.get(name, len(places)))
-    write_tensors({name: published[name] for name in in_order}, folder, shard_bytes=shard_bytes)
+    write_tensors({name: published[name] for name in in_order}, folder)
 
 
 def write_settings(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
@@ -85,7 +83,7 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     _write(_tokenizers[tokenizer], folder)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write safetensors files; of tied tensors, only one is written.
 
     Raises:
@@ -96,7 +94,7 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
         first_names.setdefault(id(tensor), name)
     with saving():
         save_torch_state_dict(
-            {name: _alone(tensors[name]) for name in first_names.values()}, folder, max_shard_size=shard_bytes
+            {name: _alone(tensors[name]) for name in first_names.values()}, folder, max_shard_size=SHARD_BYTES
         )
 
 

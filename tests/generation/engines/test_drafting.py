@@ -89,7 +89,7 @@ def start(
     run = engine.start(tasks, sampling, budget, drafts, keep_kv_cache=keep_kv_cache)
     assert run._drafter is not None
     if run._drafter._history is not None:
-        run._drafter._history.wait()
+        run._drafter._history._thread.join()
     return run
 
 

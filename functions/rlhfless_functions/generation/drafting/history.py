@@ -79,10 +79,6 @@ class HistoryLoader:
         except Empty:
             return []
 
-    def wait(self) -> None:
-        """Wait until all has been read."""
-        self._thread.join()
-
     def _read(self) -> None:
         try:
             tokenizer = vocabulary_digest(self._tokenizer.get_vocab())

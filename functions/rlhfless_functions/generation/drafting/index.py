@@ -63,11 +63,6 @@ class DraftIndex:
         self._tables = np.zeros((len(LEVELS), 1 << bits), dtype=np.int32)
         self._end = MATCH
 
-    @property
-    def bytes(self) -> int:
-        """Bytes that it takes once all of its memory has been written."""
-        return self.tokens.nbytes + self._tables.nbytes
-
     def add(self, responses: Sequence[KnownResponse]) -> None:
         """Add responses. Of equal n-grams, the last one's place is remembered."""
         pending: list[tuple[int, int, int]] = []

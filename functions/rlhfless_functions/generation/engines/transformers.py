@@ -109,10 +109,8 @@ class TransformersEngine:
             use_grouped_attention(_backbone(policy))
             masks = Masks(policy.config.get_text_config())
             if self._tokenizer is None or self._tokenizer[0] != model:
-                self._tokenizer = (
-                    model,
-                    (arriving.load_tokenizer() if arriving is not None else stored.load_tokenizer(model, weights)),
-                )
+                tokenizer = arriving.load_tokenizer() if arriving is not None else stored.load_tokenizer(model, weights)
+                self._tokenizer = model, tokenizer
             if arriving is None:
                 torch.nn.Module.to(policy, self._device)
         except BaseException:
@@ -187,20 +185,9 @@ class TransformersEngine:
             # All weights are sound, so no pass has to be computed again.
             arriving = None
         drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
+        masks = self._loaded.masks
         run = ContinuousBatch(
-            model,
-            cache,
-            self._loaded.masks,
-            tasks,
-            sampling,
-            eos,
-            strings,
-            slots,
-            room,
-            drafter,
-            most_rows,
-            arriving,
-            kept,
+            model, cache, masks, tasks, sampling, eos, strings, slots, room, drafter, most_rows, arriving, kept
         )
         self._run = run if keep_kv_cache else None
         return run

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings, ModelSettings
-from rlhfless_functions.weights import load_policy, publish_adapter, publish_weights
+from rlhfless_functions.weights import load_policy, publish_adapter, publish_weights, saving
 from tests.generation.engines.shares import assert_same, generate, reference_log_probs, settings_of, share, version
 from tests.model.families import CAPPED, FAMILIES, WINDOW, save
 
@@ -27,7 +28,8 @@ def trained(folder: Path, to: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.2)
-    publish_weights(str(to), model, AutoTokenizer.from_pretrained(folder), shard_bytes=30_000)
+    with patch.object(saving, "SHARD_BYTES", 30_000):
+        publish_weights(str(to), model, AutoTokenizer.from_pretrained(folder))
     return to
 
 
