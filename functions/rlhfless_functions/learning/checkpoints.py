@@ -7,8 +7,8 @@ store.
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,10 +70,8 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
         TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another job.
             The state is then unusable.
     """
-    with store_errors():
-        folder = artifacts.local_folder(uri)
     ranks = state.ranks
-    try:
+    with _opened(uri, "job's model, algorithm or optimizer", "undo the changes of the job, or start it over") as folder:
         saved = json.loads((folder / _STATE).read_text())
 
         def parts(name: str) -> list[Path]:
@@ -87,12 +85,6 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
             _restore_parameters(state.critic, parts(_CRITIC), ranks)
             state.critic_optimizer.restore(_own_moments([part["critic"] for part in written], ranks))
         state.version = saved["version"]
-    except (KeyError, ValueError, FileNotFoundError) as error:
-        raise TaskError(
-            "model_unloadable",
-            f"checkpoint {uri} does not fit the job's model, algorithm or optimizer ({error});"
-            " undo the changes of the job, or start it over",
-        ) from error
 
 
 def restore_policy(uri: str, policy: nn.Module) -> None:
@@ -106,19 +98,22 @@ def restore_policy(uri: str, policy: nn.Module) -> None:
         TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another
             model. The policy is then unusable.
     """
+    remedy = "name the checkpoint of a run with the same spec.model"
+    with _opened(uri, "model of its job", remedy) as folder, torch.no_grad():
+        written = json.loads((folder / _STATE).read_text())["processes"]
+        parts = [folder / _part(_POLICY, rank, written) for rank in range(written)]
+        _restore_parameters(policy, parts, Ranks())
+
+
+@contextmanager
+def _opened(uri: str, owner: str, remedy: str) -> Iterator[Path]:
+    """Give a checkpoint's folder, and turn the errors of content that does not fit into the task's."""
     with store_errors():
         folder = artifacts.local_folder(uri)
     try:
-        written = json.loads((folder / _STATE).read_text())["processes"]
-        parts = [folder / _part(_POLICY, rank, written) for rank in range(written)]
-        with torch.no_grad():
-            _restore_parameters(policy, parts, Ranks())
+        yield folder
     except (KeyError, ValueError, FileNotFoundError) as error:
-        raise TaskError(
-            "model_unloadable",
-            f"checkpoint {uri} does not fit the model of its job ({error}); name the checkpoint of a run with the"
-            " same spec.model",
-        ) from error
+        raise TaskError("model_unloadable", f"checkpoint {uri} does not fit the {owner} ({error}); {remedy}") from error
 
 
 def _learnt(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -65,28 +65,15 @@ class ModelOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._decays: list[list[bool]] = []
         """For each group of each optimizer, whether weight decay applies to it."""
-        groups = [
-            {"params": parameters, "weight_decay": decay}
-            for parameters, decay in ((decayed, settings.weight_decay), (plain, 0.0))
-            if parameters
-        ]
+        groups = [(parameters, decays) for parameters, decays in ((decayed, True), (plain, False)) if parameters]
         if groups:
-            self._decays.append([decays for parameters, decays in ((decayed, True), (plain, False)) if parameters])
-            betas = (settings.beta1, settings.beta2)
-            self._optimizers.append(
-                torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, eps=settings.epsilon, fused=True)
-            )
+            self._decays.append([decays for _, decays in groups])
+            parts = [{"params": parameters} for parameters, _ in groups]
+            self._optimizers.append(torch.optim.AdamW(parts, lr=settings.learning_rate, fused=True))
         if muon:
             self._decays.append([True])
-            self._optimizers.append(
-                torch.optim.Muon(
-                    muon,
-                    lr=settings.learning_rate,
-                    weight_decay=settings.weight_decay,
-                    momentum=settings.beta1,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
+            self._optimizers.append(torch.optim.Muon(muon, lr=settings.learning_rate, adjust_lr_fn="match_rms_adamw"))
+        self.use(settings)
 
     def use(self, settings: OptimizerSettings) -> None:
         """Use these settings for the next steps, except `name` and `offload`, which can't change."""
