@@ -26,6 +26,7 @@ PROMPT_SCHEMA = pa.schema(
     ]
 )
 """Columns of the prompts. Values of any form (messages, ground truth, the dataset's own columns) are JSON."""
+_JSON = ("messages", "ground_truth", "columns")
 
 
 @dataclass
@@ -55,14 +56,9 @@ def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:
     """
     if [prompt.row for prompt in prompts] != list(range(len(prompts))):
         raise ValueError("prompts must be written in the order of their rows, from 0, none left out")
-    columns: dict[str, list[Any]] = {
-        "row": [prompt.row for prompt in prompts],
-        "tokens": [prompt.tokens for prompt in prompts],
-        "text": [prompt.text for prompt in prompts],
-        "messages": [_dump(prompt.messages) for prompt in prompts],
-        "ground_truth": [_dump(prompt.ground_truth) for prompt in prompts],
-        "columns": [json.dumps(prompt.columns) for prompt in prompts],
-    }
+    columns = {name: [getattr(prompt, name) for prompt in prompts] for name in PROMPT_SCHEMA.names}
+    for name in _JSON:
+        columns[name] = [None if value is None else json.dumps(value) for value in columns[name]]
     write_table(uri, columns, PROMPT_SCHEMA)
 
 
@@ -110,22 +106,7 @@ def read_prompts(uri: str, rows: Iterable[int] | None = None) -> list[Prompt]:
             if not 0 <= row < table.num_rows:
                 raise IndexError(f"{uri} has rows 0 to {table.num_rows - 1}, not {row}")
         table = table.take(array(chosen, pa.int64()))
-    return [
-        Prompt(
-            row=record["row"],
-            tokens=record["tokens"],
-            text=record["text"],
-            messages=_load(record["messages"]),
-            ground_truth=_load(record["ground_truth"]),
-            columns=json.loads(record["columns"]),
-        )
-        for record in table.to_pylist()
-    ]
-
-
-def _dump(value: Any) -> str | None:
-    return None if value is None else json.dumps(value)
-
-
-def _load(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    records = table.to_pylist()
+    for record in records:
+        record |= {name: json.loads(record[name]) for name in _JSON if record[name] is not None}
+    return [Prompt(**record) for record in records]

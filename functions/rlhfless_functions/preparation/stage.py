@@ -129,35 +129,23 @@ class Preparer:
                 raise
             seconds = time.monotonic() - started
             scores, reward_seconds = scoring.result()
-        results = [
-            _finish(
-                request, group, {name: terms[number] for name, terms in scores.terms.items()}, scores.totals[number]
-            )
-            for number, group in enumerate(groups)
-        ]
+        results = [_finish(request, group, scores, number) for number, group in enumerate(groups)]
         rollouts.write_prepared(request.sink, samples)
         if request.trace is not None:
             write_trace_rows(request.trace, trace_rows(samples, request.visits, request.key.step))
         if request.drafts is not None:
             write_draft_history(request.drafts, samples, self._vocabulary)
-        metrics = {
-            **scores.metrics,
-            **chunk_metrics([len(group.prompt.tokens) for group in groups], samples, results),
-            "seconds/rewards/sum": reward_seconds,
-            "seconds/models/sum": seconds,
-        }
+        spent = {"seconds/rewards/sum": reward_seconds, "seconds/models/sum": seconds}
+        prompt_lengths = [len(group.prompt.tokens) for group in groups]
+        metrics = scores.metrics | chunk_metrics(prompt_lengths, samples, results) | spent
         if request.metrics_by_group:
-            spent = {"seconds/rewards/sum": reward_seconds, "seconds/models/sum": seconds}
             shares = {name: number / len(groups) for name, number in spent.items()}
-            results = [
-                result.model_copy(
-                    update={
-                        "metrics": of_rewards
-                        | chunk_metrics([len(group.prompt.tokens)], group.samples, [result])
-                        | shares
-                    }
-                )
+            by_group = [
+                of_rewards | chunk_metrics([len(group.prompt.tokens)], group.samples, [result]) | shares
                 for of_rewards, group, result in zip(scores.group_metrics, groups, results, strict=True)
+            ]
+            results = [
+                result.model_copy(update={"metrics": own}) for result, own in zip(results, by_group, strict=True)
             ]
         examples = _examples(request, groups, tokenizer)
         return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
@@ -299,10 +287,9 @@ def _readable(text: str) -> str:
     return text if left_out <= 0 else f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"
 
 
-def _finish(
-    request: PrepareRequest, group: _Group, terms: dict[str, list[float | None]], rewards: list[float | None]
-) -> GroupResult:
-    """Fill in rewards, mask and advantages."""
+def _finish(request: PrepareRequest, group: _Group, scores: Scores, number: int) -> GroupResult:
+    """Fill in rewards, mask and advantages of the group with this number."""
+    terms, rewards = {name: groups[number] for name, groups in scores.terms.items()}, scores.totals[number]
     scored = [reward for reward in rewards if reward is not None]
     mean = math.fsum(scored) / len(scored) if scored else None
     spread = _spread(request, terms, rewards)
