@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 
@@ -16,16 +17,16 @@ class MismatchError(ValueError):
     """The source holds other tensors than the module."""
 
 
-def safetensors_files(folder: Path, stem: str = "model") -> list[Path]:
+def safetensors_files(folder: Path) -> list[Path]:
     """Return the files of a folder's weights: one, or the shards that its index names.
 
     Raises:
         MismatchError: there are none.
     """
-    index = folder / f"{stem}.safetensors.index.json"
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    single = folder / f"{stem}.safetensors"
+    single = folder / SAFE_WEIGHTS_NAME
     if not single.is_file():
         raise MismatchError(f"there is no {single.name}")
     return [single]

@@ -28,7 +28,7 @@ def loaded(
     folders: list[Path], prompts: set[int], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[KnownResponse], HistoryLoader]:
     loader = HistoryLoader([str(folder) for folder in folders], prompts, tokenizer, HistoryCache())
-    loader.wait()
+    loader._thread.join()
     found: list[KnownResponse] = []
     while chunk := loader.take():
         found += chunk

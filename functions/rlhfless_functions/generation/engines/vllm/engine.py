@@ -26,7 +26,7 @@ from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.limits import check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.salts import CacheSalts
-from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, sleep, wake, weights_awake
+from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, wake, weights_awake
 from rlhfless_functions.generation.engines.vllm.starting import start_vllm, warm_up
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, EngineSettings, ModelSettings
@@ -236,7 +236,7 @@ class VllmEngine:
         held.weights = None
         if not held.engine.is_sleeping():
             with self._lost_on_failure("gave its memory back"):
-                sleep(held.engine, keep_weights=held.adapters is not None)
+                held.engine.sleep(level=2 if held.adapters is None else 1)
 
     def _make_way(self) -> None:
         """End this engine, as another one starts.

@@ -14,17 +14,6 @@ def can_sleep(engine: Any) -> bool:
     return bool(engine.vllm_config.model_config.enable_sleep_mode)
 
 
-def sleep(engine: Any, *, keep_weights: bool) -> None:
-    """Release the memory and abort all requests.
-
-    Args:
-        engine: vLLM's engine, awake.
-        keep_weights: whether to copy the weights to the host's memory; otherwise the caller must replace them on
-            waking.
-    """
-    engine.sleep(level=1 if keep_weights else 2)
-
-
 def wake(engine: Any) -> None:
     """Allocate all of the memory again, and copy the kept weights back.
 
