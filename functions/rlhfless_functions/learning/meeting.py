@@ -6,24 +6,23 @@ otherwise they form a new one. A waiting instance can be cut at any moment.
 """
 
 import hashlib
-import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 import transformers
+from pydantic import BaseModel
 
 import rlhfless_functions
 from rlhfless_functions import artifacts
@@ -65,10 +64,9 @@ class Place:
     """The store that the first instance keeps open as long as the group lasts."""
 
 
-@dataclass(frozen=True)
-class _Arrival:
+class _Arrival(BaseModel):
     processes: int
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     held: Held | None
 
 
@@ -106,7 +104,7 @@ def meet(gang: Gang, key: TaskKey, processes: int, held: Held | None, host: str,
                 artifacts.write_json(gang.meeting, {"host": address[0], "port": address[1]})
         else:
             store, address = _find(gang, waiting)
-        arrivals = _exchange(store, gang, _Arrival(processes, versions(), held), waiting)
+        arrivals = _exchange(store, gang, _Arrival(processes=processes, versions=versions(), held=held), waiting)
     finally:
         context.emit(Waiting(waiting=False))
     _check_alike(arrivals)
@@ -234,7 +232,7 @@ def _find(gang: Gang, waiting: _Patience) -> tuple[dist.TCPStore, tuple[str, int
 def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patience) -> list[_Arrival]:
     """Return the published data of every instance, in the order of their numbers."""
     names = [f"arrival/{number}" for number in range(gang.size)]
-    store.set(names[gang.number], json.dumps(asdict(own)))
+    store.set(names[gang.number], own.model_dump_json())
 
     def missing() -> str:
         absent = [str(number + 1) for number, name in enumerate(names) if not store.check([name])]
@@ -242,7 +240,7 @@ def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patienc
 
     try:
         waiting.until(lambda: store.check(names), missing)
-        arrivals = [_arrival(json.loads(store.get(name))) for name in names]
+        arrivals = [_Arrival.model_validate_json(store.get(name)) for name in names]
         # The first one's store closes with the task, but not before all have read it.
         store.add("read", 1)
         if gang.number == 0:
@@ -252,11 +250,6 @@ def _exchange(store: dist.TCPStore, gang: Gang, own: _Arrival, waiting: _Patienc
             "internal", f"another instance of the gang is gone ({error}); take the step again", retryable=True
         ) from error
     return arrivals
-
-
-def _arrival(said: dict[str, Any]) -> _Arrival:
-    held = said["held"]
-    return _Arrival(said["processes"], said["versions"], None if held is None else Held(**held))
 
 
 def _check_alike(arrivals: list[_Arrival]) -> None:
