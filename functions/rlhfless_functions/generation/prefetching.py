@@ -33,14 +33,10 @@ class WeightsPrefetcher:
         self._watch: _Watch | None = None
         self._fetching: tuple[WeightsReference, _Watch] | None = None
         self._ready: tuple[WeightsReference, Any] | None = None
-        self._settled: int | None = None
-        self._present = -1
-
-    @property
-    def settled(self) -> int | None:
+        self.settled: int | None = None
         """Newest version for which a request need not be held back: it is in host memory, or could not be put there. At
         first it is the version with which the running request decodes. None while nothing is watched for."""
-        return self._settled
+        self._present = -1
 
     def watch(self, present: int, upcoming: Sequence[NextWeights], fetch: Fetch) -> None:
         """Look for newer versions from now on, and fetch the newest one.
@@ -56,8 +52,8 @@ class WeightsPrefetcher:
             ready = self._ready[0] if self._ready is not None else None
             if ready is not None and ready.version <= present:
                 self._ready = ready = None
-            self._settled = max(present, ready.version if ready is not None else 0) if upcoming else None
-            left = [each for each in upcoming if self._settled is not None and each.weights.version > self._settled]
+            self.settled = max(present, ready.version if ready is not None else 0) if upcoming else None
+            left = [each for each in upcoming if self.settled is not None and each.weights.version > self.settled]
             if left:
                 self._watch = _Watch(left, fetch)
                 threading.Thread(target=self._run, args=(self._watch,), name="prefetch", daemon=True).start()
@@ -65,7 +61,7 @@ class WeightsPrefetcher:
     def pause(self) -> None:
         """Stop watching. A fetch under way goes on to its end."""
         with self._changed:
-            self._settled = None
+            self.settled = None
             if self._watch is not None:
                 self._watch.ended.set()
 
@@ -124,7 +120,7 @@ class WeightsPrefetcher:
             if watch.ended.is_set():
                 return
             if self._ready is not None and self._ready[0] == weights:
-                self._settled = weights.version
+                self.settled = weights.version
                 return
             self._fetching = weights, watch
             # There is memory for one version.
@@ -140,7 +136,7 @@ class WeightsPrefetcher:
                 self._ready = weights, prefetched
                 logger.info("weights fetched ahead", extra={"fields": fields})
             if self._watch is watch and not watch.ended.is_set():
-                self._settled = weights.version
+                self.settled = weights.version
             self._fetching = None
             self._changed.notify_all()
 

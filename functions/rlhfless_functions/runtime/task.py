@@ -1,8 +1,7 @@
 """One task from the view of a stage's code: a request, a way to send events, and a signal to stop."""
 
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from rlhfless_functions.api import Awake, Event, FailureReason
@@ -39,7 +38,6 @@ class TaskContext:
     """URL at which other instances of the job reach this one."""
     token: str = ""
     """The job's, for requests to other instances."""
-    _stop: threading.Event = field(default_factory=threading.Event)
     _reason: StopReason | None = None
 
     def awake(self) -> None:
@@ -51,9 +49,8 @@ class TaskContext:
     def stop(self, reason: StopReason) -> None:
         """Ask the task to publish its partial results and return; called by the server."""
         self._reason = self._reason or reason
-        self._stop.set()
 
     @property
     def stop_reason(self) -> StopReason | None:
         """None while the task should go on."""
-        return self._reason if self._stop.is_set() else None
+        return self._reason
