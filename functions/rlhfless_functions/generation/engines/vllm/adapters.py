@@ -3,7 +3,6 @@
 Adapters of several jobs can alternate on one backbone.
 """
 
-from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.api import WeightsReference
@@ -25,19 +24,19 @@ def adapter_arguments(lora: LoraSettings) -> dict[str, Any]:
     Raises:
         TaskError: `bad_request` for a rank that is too large for vLLM.
     """
-    rank = _room(lora)
-    if rank is None:
-        raise TaskError(
-            "bad_request",
-            f"model.lora.rank ({lora.rank}) is more than vLLM's {RANKS[-1]}; lower it, or set generation.engine to"
-            " transformers",
-        )
-    return {"enable_lora": True, "max_loras": _SLOTS, "max_cpu_loras": _SLOTS, "max_lora_rank": rank}
+    return {"enable_lora": True, "max_loras": _SLOTS, "max_cpu_loras": _SLOTS, "max_lora_rank": _room(lora)}
 
 
-def _room(lora: LoraSettings) -> int | None:
+def _room(lora: LoraSettings) -> int:
     """Return the smallest of vLLM's ranks that is large enough."""
-    return next((rank for rank in RANKS if lora.rank <= rank), None)
+    for rank in RANKS:
+        if lora.rank <= rank:
+            return rank
+    raise TaskError(
+        "bad_request",
+        f"model.lora.rank ({lora.rank}) is more than vLLM's {RANKS[-1]}; lower it, or set generation.engine to"
+        " transformers",
+    )
 
 
 class Adapters:
@@ -60,7 +59,7 @@ class Adapters:
     def take(self, lora: LoraSettings | None) -> bool:
         """Return whether there is room for adapters with these settings. An adapter's folder has its scale and
         targets."""
-        return lora is not None and self._rank is not None and lora.rank <= self._rank
+        return lora is not None and lora.rank <= self._rank
 
     def use(self, weights: WeightsReference) -> None:
         """Load the version's adapter and forget the one before.
@@ -68,25 +67,19 @@ class Adapters:
         Raises:
             TaskError: it can't be read or does not fit; there is then no adapter.
         """
-        self._forget()
+        if self.request is not None:
+            self._engine.remove_lora(self.request.lora_int_id)
+            self.request = None
         if weights.adapter is None:
             return
+        from vllm.lora.request import LoRARequest
+
         folder = weights_folder(weights.adapter)
         check_backbone(folder, weights.adapter, self._backbone)
         self._loaded += 1
-        request = self._request(weights, folder, self._loaded)
+        # vLLM identifies an adapter by its number and its name, so neither is ever used again.
+        request = LoRARequest(f"version-{weights.version}-{self._loaded}", self._loaded, str(folder))
         with unloadable(weights.adapter, "give an adapter of the job's own model, rank and target modules"):
             if not self._engine.add_lora(request):
                 raise ValueError("vLLM did not take it")
         self.request = request
-
-    def _request(self, weights: WeightsReference, folder: Path, number: int) -> Any:
-        from vllm.lora.request import LoRARequest
-
-        # vLLM identifies an adapter by its number and its name, so neither is ever used again.
-        return LoRARequest(f"version-{weights.version}-{number}", number, str(folder))
-
-    def _forget(self) -> None:
-        if self.request is not None:
-            self._engine.remove_lora(self.request.lora_int_id)
-            self.request = None
