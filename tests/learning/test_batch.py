@@ -14,7 +14,7 @@ from rlhfless_functions.api import BatchReference, SampleTask
 from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
-from rlhfless_functions.model.micro_batches import WHOLE, Block
+from rlhfless_functions.model.micro_batches import WHOLE, Block, plan_micro_batches
 from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings
@@ -126,10 +126,10 @@ def test_whitening_is_over_all_tokens_of_the_step_that_are_in_the_loss() -> None
 def test_masked_samples_cost_nothing_and_count_nothing() -> None:
     samples = [*SAMPLES[:2], sample(8, 0, 500, mask=False, reward=None, advantages=None)]
     batch = TrainingBatch(samples, GRPO, 3)
-    (block,) = batch.passes([0, 1, 2], 10_000, share_prompts=True)
+    (block,) = plan_micro_batches(samples, batch.in_loss([0, 1, 2]), 10_000, share=True)
     assert sorted(row for run in block.runs for row in run) == [0, 1]
     assert batch.normalizer([0, 1, 2], 500) == 3  # tokens of the two others
-    assert batch.passes([2], 10_000, share_prompts=True) == []
+    assert plan_micro_batches(samples, batch.in_loss([2]), 10_000, share=True) == []
 
 
 def test_samples_in_the_loss_need_their_numbers() -> None:

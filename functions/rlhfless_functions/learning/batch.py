@@ -12,7 +12,7 @@ from rlhfless_functions.api import BatchReference
 from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.model.forward import RaggedBatch, collate, collate_responses
-from rlhfless_functions.model.micro_batches import Block, plan_micro_batches, prompt_numbers
+from rlhfless_functions.model.micro_batches import Block, prompt_numbers
 from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings
@@ -197,14 +197,6 @@ class TrainingBatch:
     def tokens(self, row: int) -> int:
         """Return the number of tokens of a sample, prompt and response."""
         return len(self.samples[row].prompt_tokens) + self.lengths[row]
-
-    def passes(
-        self, minibatch: Sequence[int], budget_tokens: int, *, share_prompts: bool, packed: bool = False
-    ) -> list[Block]:
-        """Divide the samples in the loss of a minibatch."""
-        return plan_micro_batches(
-            self.samples, self.in_loss(minibatch), budget_tokens, share=share_prompts, packed=packed
-        )
 
     def select(self, block: Block, rows: Sequence[int], device: torch.device, *, packed: bool = False) -> MicroBatch:
         """Return the tensors of one of a block's runs, with its tokens in one row if they are packed."""

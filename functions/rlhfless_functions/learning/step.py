@@ -16,7 +16,7 @@ from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.learning.step_report import StepReport
 from rlhfless_functions.learning.trained_models import TrainedModel, trained_critic, trained_policy
 from rlhfless_functions.model.forward import body_of
-from rlhfless_functions.model.micro_batches import WHOLE, Block
+from rlhfless_functions.model.micro_batches import WHOLE, Block, plan_micro_batches
 from rlhfless_functions.model.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import CriticSettings
@@ -207,7 +207,7 @@ class _Step:
         chosen = batch.in_loss(chosen)
         mine = [chosen[place] for place in state.ranks.deal([batch.tokens(row) for row in chosen])]
         budget = self._request.batch_settings.microbatch_tokens
-        blocks = batch.passes(mine, budget, share_prompts=self._share_prompts, packed=state.packed)
+        blocks = plan_micro_batches(batch.samples, mine, budget, share=self._share_prompts, packed=state.packed)
         passes = sum(len(block.runs) for block in blocks)
         return blocks, max(state.ranks.all(passes)) - passes
 
