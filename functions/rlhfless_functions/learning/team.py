@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -125,10 +126,8 @@ class Team:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                try:
+                with suppress(OSError):  # a line that a rank had not read when it ended
                     pipe.close()
-                except OSError:
-                    continue  # a line that a rank had not read when it ended
         if dist.is_initialized():
             dist.destroy_process_group()
         self._store = None

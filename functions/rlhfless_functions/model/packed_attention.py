@@ -98,15 +98,11 @@ def _attend(
     if shape not in masks:
         masks[shape] = _mask(*shape, window, query.device)
     mask = masks[shape]
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    ).transpose(1, 2)
+    grouped = query.shape[1] != key.shape[1]
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
+    return output.transpose(1, 2)
 
 
 def _mask(tokens: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -88,14 +88,8 @@ class RewardModel:
             return list(self._tokenizer(texts)["input_ids"])
         if not self._tokenizer.chat_template:
             raise RewardUnusableError(f"got chat messages, but {self._source} has no chat template; give it one")
-        texts = [
-            str(
-                self._tokenizer.apply_chat_template(
-                    [*group.messages, {"role": "assistant", "content": completion}], tokenize=False
-                )
-            )
-            for completion in group.completions
-        ]
+        chats = [[*group.messages, {"role": "assistant", "content": answer}] for answer in group.completions]
+        texts = self._tokenizer.apply_chat_template(chats, tokenize=False)
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
 
     def _batches(self, lengths: list[int]) -> list[list[int]]:

@@ -30,8 +30,6 @@ class TaskContext:
 
     emit: Callable[[Event], None]
     """Send an event; thread-safe, never blocks, and does nothing once the caller is gone."""
-    instance: str = "local"
-    """Name of this instance."""
     asleep: bool = False
     """Whether the instance released its device's memory before this task, and has not taken it again."""
     address: str | None = None

@@ -149,9 +149,7 @@ class Instance:
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        context = TaskContext(
-            emit=emit, instance=self.name, asleep=self._asleep, address=self.address, token=self.token
-        )
+        context = TaskContext(emit=emit, asleep=self._asleep, address=self.address, token=self.token)
         self._current = context
         self._idle.clear()
         self._busy.set(1)

