@@ -129,8 +129,8 @@ def _restore_parameters(model: nn.Module, files: Sequence[Path], ranks: Ranks) -
         for name, parameter in own.items():
             views = [part.get_slice(name) for part in parts]
             shapes = [tuple(view.get_shape()) for view in views]
-            rows = _own_rows(views, [shape[0] if shape else 0 for shape in shapes], ranks) if shapes[0] else None
-            found = parts[0].get_tensor(name) if rows is None else rows
+            rows = [shape[0] for shape in shapes if shape]
+            found = _own_rows(views, rows, ranks) if rows else parts[0].get_tensor(name)
             if found.shape != parameter.shape:
                 raise ValueError("it holds other parameters")
             parameter.copy_(found)

@@ -320,8 +320,10 @@ class Learner:
                 restore_checkpoint(request.checkpoint, state)
         with _timed(seconds, "seconds/replay"):
             for reference in request.replay:
-                logger.info("replaying step %d", reference.step)
-                then, step = _as_first_taken(request, reference.step), reference.step
+                step = reference.step
+                # With the settings that the step was first taken with.
+                then = request.model_copy(update=dict(request.replay_settings.get(step, ())))
+                logger.info("replaying step %d", step)
                 state.use(then)
                 if reference.pieces:
                     again = StepInPieces(state, then, step)
@@ -346,12 +348,6 @@ def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
     varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
     same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
     return same and begun.key.job_uid == request.key.job_uid and begun.batch.step == request.batch.step
-
-
-def _as_first_taken(request: LearnRequest, step: int) -> LearnRequest:
-    """Return the request with the settings that an earlier step was first taken with."""
-    settings = request.replay_settings.get(step)
-    return request if settings is None else request.model_copy(update=dict(settings))
 
 
 @contextmanager
