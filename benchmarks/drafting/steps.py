@@ -108,11 +108,11 @@ def generate(
         run._drafter._history._thread.join()
     results = {}
     while run.running or run.waiting:
-        before = run.response_tokens
+        before = run.computed.response
         began = time.process_time()
         ended = run.step()
         took = time.process_time() - began
-        measured.add(run.running + len(ended), took, run.response_tokens - before)
+        measured.add(run.running + len(ended), took, run.computed.response - before)
         results |= {(each.prompt, each.index): each for each in ended}
     return results, run.decoding().model_dump()
 

@@ -45,7 +45,7 @@ def hold():
     def held(share, run):
         results, request = step(share, run), share._request
         # Of the versions that may come, the one that the step before makes is sure to.
-        if request.next_weights and request.weights.version < request.key.step - 1 and run.response_tokens > 30:
+        if request.next_weights and request.weights.version < request.key.step - 1 and run.computed.response > 30:
             while share._context.stop_reason is None:
                 share._context.emit(share._progress(run, share.prefetcher.settled))
                 time.sleep(0.05)

@@ -9,6 +9,7 @@ from rlhfless_functions.api import DecodeCounts, GenerationRequest, GenerationRe
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rollouts import GeneratedSample, continued_spans
 from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
     Engine,
     EngineRun,
     NonFiniteLogitsError,
@@ -106,12 +107,13 @@ class Share:
 
     def result(self) -> GenerationResult:
         """Return the result of the share."""
+        computed = self._run.computed if self._run else ComputedTokens()
         return GenerationResult(
             finished=self._finished,
             unfinished=len(self._request.samples) - self._finished,
             parts=self._publisher.parts,
-            prompt_tokens=self._run.prompt_tokens if self._run else 0,
-            response_tokens=self._run.response_tokens if self._run else 0,
+            prompt_tokens=computed.prompt,
+            response_tokens=computed.response,
             weights_seconds=self.weights_seconds,
             weights_fetched=self.weights_fetched,
             shared_prefixes=self._run.prefix_traffic() if self._run else {},
@@ -165,7 +167,7 @@ class Share:
             finished=self._finished,
             running=run.running,
             waiting=run.waiting,
-            tokens=run.response_tokens,
+            tokens=run.computed.response,
             lengths=run.lengths(),
             decoding=run.decoding(),
         )

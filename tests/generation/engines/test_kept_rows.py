@@ -92,7 +92,7 @@ def test_with_the_same_weights_a_kept_row_goes_on_as_if_nothing_had_been_cut(
     assert {(each.prompt, each.index): each for each in finish(run)} == {
         (task.prompt, task.index): whole[task.prompt, task.index] for task in rest
     }
-    assert run.prompt_tokens == 0
+    assert run.computed.prompt == 0
 
 
 def test_a_run_that_needs_a_larger_cache_computes_anew(engine: TransformersEngine) -> None:

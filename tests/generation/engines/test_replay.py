@@ -162,7 +162,7 @@ def test_what_is_going_on_is_told(trace: str) -> None:
     run = engine.start(share(prompts=1), SAMPLING, None)
     assert (run.running, run.waiting) == (0, 3)
     run.step()
-    assert (run.running, run.waiting, run.response_tokens, run.prompt_tokens) == (2, 1, 2, 1)
+    assert (run.running, run.waiting, run.computed.response, run.computed.prompt) == (2, 1, 2, 1)
     assert run.lengths() == [(0, 0, 1), (0, 1, 1)]
 
 
@@ -262,7 +262,7 @@ def test_new_weights_are_loaded_once_and_forget_what_was_computed(trace: str) ->
     engine.load(MODEL, WeightsReference(version=1, uri="w1"))
     run = engine.start(share(1, 1), SAMPLING, None)
     run.step()
-    assert run.prompt_tokens == 1
+    assert run.computed.prompt == 1
 
 
 # --- what it refuses ---------------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ def test_a_prompt_is_computed_once_for_its_group_however_little_room_there_is(en
     for budget in (None, 130, 1000):
         run = engine.start(tasks, SAMPLING, budget)
         results = finish(run)
-        assert run.prompt_tokens == prompts
-        assert run.response_tokens == sum(len(result.response_tokens) for result in results)
+        assert run.computed.prompt == prompts
+        assert run.computed.response == sum(len(result.response_tokens) for result in results)
 
 
 def test_the_room_is_the_engines_and_not_the_shares(engine: Engine) -> None:

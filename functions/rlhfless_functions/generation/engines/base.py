@@ -133,16 +133,6 @@ class EngineRun(ABC):
         """Counts of the tokens computed so far."""
         return self._computed
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens computed so far."""
-        return self.computed.prompt
-
-    @property
-    def response_tokens(self) -> int:
-        """Response tokens sampled so far, without the tasks' first tokens."""
-        return self.computed.response
-
     def await_weights(self) -> None:  # noqa: B027 - most engines have them before a run
         """Wait until the weights are complete and checked. Meanwhile, compute what the weights that have arrived allow.
         The first step does the same.

@@ -92,7 +92,7 @@ def test_a_response_goes_on_with_the_keys_and_values_of_older_weights(
     assert counts.kept_responses == len(rest)
     if name == "transformers":
         assert counts.kept_tokens == sum(prompts.values()) + sum(len(task.response_tokens) - 1 for task in rest)
-        assert run.prompt_tokens == 0
+        assert run.computed.prompt == 0
     else:
         assert 0 < counts.kept_tokens <= sum(kept_keys(name, task) for task in rest)
 

@@ -107,10 +107,10 @@ def test_a_group_computes_its_prompt_once_and_the_next_run_finds_it(engine: Vllm
     tasks = [SequenceTask(100, index, long_prompt(100, 320), seed=index) for index in range(8)]
     run = engine.start(tasks, SAMPLING, None)
     finish(run)
-    assert 320 <= run.prompt_tokens <= 320 + 7 * 32
+    assert 320 <= run.computed.prompt <= 320 + 7 * 32
     again = engine.start(tasks, SAMPLING, None)
     finish(again)
-    assert again.prompt_tokens <= 8 * 32
+    assert again.computed.prompt <= 8 * 32
 
 
 def test_a_run_that_is_cut_finds_its_contexts_in_the_next(engine: VllmEngine) -> None:
@@ -125,11 +125,11 @@ def test_a_run_that_is_cut_finds_its_contexts_in_the_next(engine: VllmEngine) ->
     again = engine.start(rest, sampling, None)
     finish(again)
     assert contexts > 3 * block * len(rest) > 0
-    assert again.prompt_tokens <= block * len(rest)
+    assert again.computed.prompt <= block * len(rest)
     moved = [SequenceTask(300, 0, long_prompt(300, 64), seed=0)]
     whole = engine.start([*rest, *moved], sampling, None)
     finish(whole)
-    assert whole.prompt_tokens <= block * len(rest) + 64, "only what was moved here is computed"
+    assert whole.computed.prompt <= block * len(rest) + 64, "only what was moved here is computed"
 
 
 def test_a_group_that_comes_back_after_a_swap_is_computed_anew(
@@ -141,7 +141,7 @@ def test_a_group_that_comes_back_after_a_swap_is_computed_anew(
     engine.load(settings_of(folder), version(other, 1))
     run = engine.start(tasks, SAMPLING, None)
     results = finish(run)
-    assert run.prompt_tokens >= 320
+    assert run.computed.prompt >= 320
     for result in results:
         expected = reference_log_probs(other, tasks[result.index], result.response_tokens, 1.0)
         assert result.log_probs == pytest.approx(expected, abs=2e-4)

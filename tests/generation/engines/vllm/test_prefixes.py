@@ -85,7 +85,7 @@ def shared_run(engine: VllmEngine, shared: SharedPrefix) -> tuple[Results, int, 
     """What a share came to, the prompt tokens that were computed for it, and what was sent and fetched."""
     run = engine.start(sharing_tasks(shared), SAMPLING, None)
     results = {(result.prompt, result.index): result for result in finish(run)}
-    return results, run.prompt_tokens, run.prefix_traffic()
+    return results, run.computed.prompt, run.prefix_traffic()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -131,7 +131,7 @@ def test_a_prefix_goes_through_a_store_that_instances_do_not_see_as_a_folder(sha
     reader = sharing.start(sharing_tasks(SharedPrefix(500, uri, False, 3600.0)), SAMPLING, None)
     assert_same({(result.prompt, result.index): result for result in finish(reader)}, alone)
     reader.close()
-    assert source.prompt_tokens - reader.prompt_tokens == 480
+    assert source.computed.prompt - reader.computed.prompt == 480
     fetched = reader.prefix_traffic()
     assert (sent["tokens_sent"], fetched["tokens_fetched"]) == (480, 480)
     assert sent["seconds_sent"] > 0 == sent["seconds_fetched"]
@@ -167,11 +167,11 @@ def test_a_prefix_is_waited_for_but_not_for_ever(sharing: VllmEngine, folder: Pa
     run = sharing.start(sharing_tasks(SharedPrefix(500, str(tmp_path), False, 3600.0)), SAMPLING, None)
     for _ in range(20):
         assert run.step() == []
-    assert (run.prompt_tokens, run.response_tokens) == (0, 0)
+    assert (run.computed.prompt, run.computed.response) == (0, 0)
     assert run.prefix_traffic()["seconds_waited"] > 0
     (tmp_path / "later").rename(file)
     assert_same({(result.prompt, result.index): result for result in finish(run)}, alone)
-    assert run.prompt_tokens == everything - 480
+    assert run.computed.prompt == everything - 480
 
 
 @pytest.mark.parametrize("fault", ["cut short", "of another model"])

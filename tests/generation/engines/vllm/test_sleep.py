@@ -143,7 +143,7 @@ def test_weights_are_forgotten_and_there_again_before_the_cache_takes_the_room(
     assert worker.asked[1:] == ["wake weights", "replace weights", "wake kv_cache"]
     run = engine.start(LONG, SAMPLING, None)
     assert {(each.prompt, each.index): each for each in finish(run)} == before
-    assert run.prompt_tokens == 400, "no prefix outlives its keys and values"
+    assert run.computed.prompt == 400, "no prefix outlives its keys and values"
 
 
 def test_the_stand_in_for_a_gpus_memory_really_forgets(engine: VllmEngine, folder: Path) -> None:
