@@ -28,6 +28,7 @@ from rlhfless_functions.settings import (
 )
 from tests.learning.jobs import LEFT_OUT
 from tests.learning.steps import Recorder, assert_same_gradients, learn_request, ragged_samples
+from tests.weights.random_models import token_values
 
 torch.set_num_threads(1)
 
@@ -67,7 +68,7 @@ def values_alone(state: TrainingState, samples: Iterable[PreparedSample]) -> lis
     found = []
     for sample in samples:
         with torch.no_grad():
-            values = state.critic(torch.tensor([sample.prompt_tokens + sample.response_tokens]))[0]
+            values = token_values(state.critic, torch.tensor([sample.prompt_tokens + sample.response_tokens]))[0]
         found.append(values[len(sample.prompt_tokens) - 1 : -1].tolist())
     return found
 

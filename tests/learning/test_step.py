@@ -24,6 +24,7 @@ from rlhfless_functions.settings import (
     SamplingSettings,
 )
 from tests.learning.steps import assert_same_gradients, learn_request, ragged_samples, take_step
+from tests.weights.random_models import token_values
 
 torch.set_num_threads(1)
 
@@ -203,7 +204,7 @@ def test_the_critic_s_gradient_is_that_of_the_clipped_regression(tiny_model: Pat
     total = torch.zeros(())
     for sample in samples:
         ids = torch.tensor([sample.prompt_tokens + sample.response_tokens])
-        values = critic(ids)[0, len(sample.prompt_tokens) - 1 : -1]
+        values = token_values(critic, ids)[0, len(sample.prompt_tokens) - 1 : -1]
         old, returns = torch.tensor(sample.values), torch.tensor(sample.returns)
         kept = torch.minimum(torch.maximum(values, old - 0.1), old + 0.1)
         total = total + torch.maximum((values - returns) ** 2, (kept - returns) ** 2).sum() / 2

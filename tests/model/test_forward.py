@@ -28,6 +28,7 @@ from rlhfless_functions.model.forward import (
     response_values,
 )
 from rlhfless_functions.weights import CriticModel
+from tests.weights.random_models import token_values
 
 torch.set_num_threads(1)
 
@@ -172,7 +173,7 @@ def test_values_stand_before_each_token() -> None:
     torch.nn.init.normal_(critic.score.weight)
     values = response_values(critic, batch)
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-        of_prefixes = critic(torch.tensor([prompt + response]))[0, len(prompt) - 1 : -1]
+        of_prefixes = token_values(critic, torch.tensor([prompt + response]))[0, len(prompt) - 1 : -1]
         torch.testing.assert_close(values[row, : len(response)], of_prefixes, rtol=1e-5, atol=1e-6)
         assert not values[row, len(response) :].any()
 

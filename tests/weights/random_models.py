@@ -22,6 +22,7 @@ from transformers import (
 
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_functions.weights import CriticModel
 
 torch.set_num_threads(1)
 
@@ -85,3 +86,9 @@ def of_adapter(name: str) -> bool:
 @pytest.fixture
 def tiny(tiny_model: Path) -> ModelSettings:
     return settings_of(tiny_model)
+
+
+def token_values(critic: CriticModel, ids: torch.Tensor) -> torch.Tensor:
+    """A critic's values in the plain way: the body, then the head."""
+    values: torch.Tensor = critic.score(critic.body(input_ids=ids, use_cache=False).last_hidden_state.float())
+    return values.squeeze(-1)

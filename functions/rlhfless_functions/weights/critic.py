@@ -26,7 +26,8 @@ from rlhfless_functions.weights.tensors import load_into, safetensors_files
 
 
 class CriticModel(nn.Module):
-    """A transformer's body and a bias-free linear head in float32, zero at first: all values are then zero."""
+    """A transformer's body and a bias-free linear head in float32, zero at first: all values are then zero. The value
+    at token t is that of the text up to and including it."""
 
     def __init__(self, body: PreTrainedModel) -> None:
         super().__init__()
@@ -42,17 +43,6 @@ class CriticModel(nn.Module):
     def body(self) -> PreTrainedModel:
         """The transformer below the head."""
         return cast(PreTrainedModel, self.get_submodule(self._prefix))
-
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> Tensor:
-        """Return values, float32 [samples, length]: at position t, the value of the text up to and including token
-        t."""
-        hidden = self.body(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        ).last_hidden_state
-        with torch.autocast(hidden.device.type, enabled=False):
-            return cast(Tensor, self.score(hidden.float()).squeeze(-1))
 
 
 def load_critic(model: ModelSettings, ref: WeightsReference, dtype: torch.dtype | None = None) -> CriticModel:
