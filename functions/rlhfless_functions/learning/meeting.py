@@ -108,25 +108,19 @@ def meet(gang: Gang, key: TaskKey, processes: int, held: Held | None, host: str,
     finally:
         context.emit(Waiting(waiting=False))
     _check_alike(arrivals)
-    found = [arrival.held for arrival in arrivals]
-    first = found[0]
-    numbers = {each.number for each in found if each is not None and first is not None and _together(each, first)}
-    kept = len(numbers) == gang.size and held is not None
-    number = held.number if kept and held is not None else gang.number
+    holders = [arrival.held for arrival in arrivals if arrival.held is not None]
+    states, numbers = {(each.group, each.state) for each in holders}, {each.number for each in holders}
+    kept = held if len(states) == 1 and len(numbers) == gang.size else None
     seat = Seat(
-        rank=number * processes,
+        rank=(gang.number if kept is None else kept.number) * processes,
         size=gang.size * processes,
         of_instance=processes,
         host=address[0],
         port=address[1],
-        group=held.group if kept and held is not None else gang.meeting,
+        group=gang.meeting if kept is None else kept.group,
         interface=_interface(host, address[0]),
     )
-    return Place(seat, kept, store if gang.number == 0 and not kept else None)
-
-
-def _together(one: Held, other: Held) -> bool:
-    return (one.group, one.state) == (other.group, other.state)
+    return Place(seat, kept is not None, store if gang.number == 0 and kept is None else None)
 
 
 @contextmanager
