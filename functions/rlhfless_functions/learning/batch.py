@@ -11,8 +11,8 @@ from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.api import BatchReference
 from rlhfless_functions.data.estimates import estimate_samples
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
-from rlhfless_functions.model.forward import RaggedBatch, collate, collate_responses
-from rlhfless_functions.model.micro_batches import Block, prompt_numbers
+from rlhfless_functions.model.forward import RaggedBatch
+from rlhfless_functions.model.micro_batches import Block, collate_run
 from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import AlgorithmSettings
@@ -200,15 +200,7 @@ class TrainingBatch:
 
     def select(self, block: Block, rows: Sequence[int], device: torch.device, *, packed: bool = False) -> MicroBatch:
         """Return the tensors of one of a block's runs, with its tokens in one row if they are packed."""
-        responses = [self.samples[row].response_tokens for row in rows]
-        tokens: RaggedBatch | ResponseBatch
-        if block.prompts:
-            numbers_of_prompts = prompt_numbers(self.samples, block, rows)
-            tokens = collate_responses(numbers_of_prompts, responses, pad_id=0, packed=packed)
-        else:
-            prompts = [self.samples[row].prompt_tokens for row in rows]
-            tokens = collate(prompts, responses, pad_id=0, packed=packed)
-        tokens = tokens.to(device)
+        tokens = collate_run(self.samples, block, rows, pad_id=0, packed=packed).to(device)
         where = self._places(rows)
         padding = torch.zeros(tokens.response_mask.shape, device=device)
         numbers = {

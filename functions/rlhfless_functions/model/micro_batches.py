@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.data.rollouts import GeneratedSample
-from rlhfless_functions.model.forward import PASS_OVERHEAD_TOKENS, cost_of, micro_batches, packed_batches
+from rlhfless_functions.model.forward import (
+    PASS_OVERHEAD_TOKENS,
+    RaggedBatch,
+    collate,
+    collate_responses,
+    cost_of,
+    micro_batches,
+    packed_batches,
+)
+from rlhfless_functions.model.shared_prompts import ResponseBatch
 
 KEYS_PER_TOKEN = 8
 """Copying the keys and values of this many prompt tokens to a response costs about as much as computing one token."""
@@ -54,6 +63,16 @@ def prompt_numbers(samples: Sequence[GeneratedSample], block: Block, run: Sequen
     """Return the index of each sample's prompt among its block's prompts, for the samples of a run."""
     numbers = {tuple(samples[row].prompt_tokens): number for number, row in enumerate(block.prompts)}
     return [numbers[tuple(samples[row].prompt_tokens)] for row in run]
+
+
+def collate_run(
+    samples: Sequence[GeneratedSample], block: Block, run: Sequence[int], pad_id: int, *, packed: bool
+) -> RaggedBatch | ResponseBatch:
+    """Return the tokens of one of a block's runs: those of the responses alone if the block has their prompts."""
+    responses = [samples[row].response_tokens for row in run]
+    if block.prompts:
+        return collate_responses(prompt_numbers(samples, block, run), responses, pad_id, packed=packed)
+    return collate([samples[row].prompt_tokens for row in run], responses, pad_id, packed=packed)
 
 
 def _cut(lengths: Sequence[int], budget_tokens: int, packed: bool) -> list[list[int]]:

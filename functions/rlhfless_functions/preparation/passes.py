@@ -11,15 +11,8 @@ from transformers import PreTrainedModel
 
 from rlhfless_functions.api import PrepareRequest
 from rlhfless_functions.data.rollouts import GeneratedSample
-from rlhfless_functions.model.forward import (
-    RaggedBatch,
-    body_of,
-    collate,
-    collate_responses,
-    response_log_probs,
-    response_values,
-)
-from rlhfless_functions.model.micro_batches import Block, plan_micro_batches, prompt_numbers
+from rlhfless_functions.model.forward import RaggedBatch, body_of, response_log_probs, response_values
+from rlhfless_functions.model.micro_batches import Block, collate_run, plan_micro_batches
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
 from rlhfless_functions.model.shared_prompts import ResponseBatch, SharedPrompts, can_share_prompts
 
@@ -71,7 +64,7 @@ class ForwardPasses:
                 shared = self._share(body, block, packed) if block.prompts else None
                 for rows in block.runs:
                     self.check()
-                    batch = self._collate(block, rows, packed)
+                    batch = collate_run(self.samples, block, rows, self.pad, packed=packed)
                     with torch.inference_mode():
                         numbers = compute(batch.to(self.device), shared).cpu().tolist()
                     for row, line in zip(rows, numbers, strict=True):
@@ -84,9 +77,3 @@ class ForwardPasses:
         with torch.inference_mode():
             prompts = [self.samples[row].prompt_tokens for row in block.prompts]
             return SharedPrompts(body, prompts, packed=packed)
-
-    def _collate(self, block: Block, rows: Sequence[int], packed: bool) -> RaggedBatch | ResponseBatch:
-        responses = [self.samples[row].response_tokens for row in rows]
-        if block.prompts:
-            return collate_responses(prompt_numbers(self.samples, block, rows), responses, self.pad, packed=packed)
-        return collate([self.samples[row].prompt_tokens for row in rows], responses, self.pad, packed=packed)
