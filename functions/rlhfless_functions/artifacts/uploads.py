@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -168,11 +168,9 @@ def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
     def put(name: str) -> str:
         """Upload one file under its own name, or under a spare one if that is taken. Return the name."""
         for stored in (name, f"{spare}/{name}"):
-            try:
+            with suppress(FileExistsError):
                 filesystem.put_file(str(folder / name), join(base, stored), mode="create")
-            except FileExistsError:
-                continue
-            return stored
+                return stored
         raise FileExistsError(f"{join(uri, spare)} exists")
 
     names = walk(str(folder))

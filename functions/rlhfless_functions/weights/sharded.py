@@ -92,20 +92,16 @@ def _write(
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), name)  # of tied tensors one is written
     distinct = {name: tensors[name] for name in names.values()}
-    file = f"model-{ranks.rank + 1:05d}-of-{ranks.size:05d}.safetensors"
+    files = [f"model-{rank + 1:05d}-of-{ranks.size:05d}.safetensors" for rank in range(ranks.size)]
     mine = {
         name: tensor.to(dtypes.get(name, dtype) if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
         for name, tensor in owned(distinct, ranks)
     }
     with saving():
-        save_file(mine, folder / file, metadata={"format": "pt"})
+        save_file(mine, folder / files[ranks.rank], metadata={"format": "pt"})
     sizes = ranks.all({name: tensor.nbytes for name, tensor in mine.items()})
     if ranks.rank == 0:
-        place = {
-            name: f"model-{rank + 1:05d}-of-{ranks.size:05d}.safetensors"
-            for rank, written in enumerate(sizes)
-            for name in written
-        }
+        place = {name: file for file, written in zip(files, sizes, strict=True) for name in written}
         total = sum(size for written in sizes for size in written.values())
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(place.items()))}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
