@@ -25,6 +25,7 @@ from rlhfless_functions.api import (
     LearnResult,
     MaterializeRequest,
     MaterializeResult,
+    Preload,
     PrepareRequest,
     PrepareResult,
     RunRequest,
@@ -33,7 +34,7 @@ from rlhfless_functions.api import (
     Started,
     WeightsReference,
 )
-from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateChange, StateListener
+from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange, StateListener
 
 PROMPTS = 16
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_functions.api import Event, Preload, RunRequest, Stage
 from rlhfless_operator.controller.cluster_report import PodsReport, Preflight, remedy_of, tell_findings
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.job.resource_status import ConditionType
-from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload, StateChange
+from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.preflight import Finding

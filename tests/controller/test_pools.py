@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_functions.api import Event, Preload, RunRequest, Stage
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Tell
 from rlhfless_operator.controller.pools import Pools
@@ -16,7 +16,7 @@ from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.resource_status import ConditionType
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.platforms.base import PlatformUnavailableError, Preload
+from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember

@@ -8,12 +8,12 @@ from typing import Any
 from rlhfless_functions.api import (
     Done,
     Event,
+    Preload,
     RunRequest,
     Stage,
     Started,
 )
 from rlhfless_operator.planner.pools.sharing import Pool
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.platforms.turns.whole_gpus import Waits, WholeGpuPool, WholeGpus

@@ -6,8 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
-from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError, Preload
+from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage, Started
+from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook, JobPlatform, Listener
 from rlhfless_operator.platforms.pool_member import PoolMember
 from tests.jobs import export_request

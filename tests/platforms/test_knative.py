@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.api import Done, WeightsReference
+from rlhfless_functions.api import Done, Preload, WeightsReference
 from rlhfless_functions.serving.preload import read_pointer
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.knative import KnativeClient
-from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods import dispatch
 from rlhfless_operator.platforms.pods.manifests import DELETION_COST
@@ -99,7 +99,9 @@ async def test_a_request_has_a_pod_though_none_is_held(cluster: EmulatedCluster)
 
 
 async def test_what_fresh_pods_load_is_written_before_they_start(cluster: EmulatedCluster) -> None:
-    preload = Preload(ModelSettings(source="m"), WeightsReference(version=3, uri="w"), weights_line="lines/3")
+    preload = Preload(
+        model=ModelSettings(source="m"), weights=WeightsReference(version=3, uri="w"), weights_line="lines/3"
+    )
     uri = str(cluster.folder / "preload" / "generation.json")
     async with cluster.job() as job:
         await job.platform.hold("generation", 1, preload)

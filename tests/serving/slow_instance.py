@@ -43,7 +43,7 @@ def main(token: str, published: str) -> None:
     def tell(port: int) -> None:
         print(port, flush=True)
 
-    asyncio.run(serve(instance, host="127.0.0.1", port=0, token=token, model=None, weights=None, on_listening=tell))
+    asyncio.run(serve(instance, host="127.0.0.1", port=0, token=token, preload=None, on_listening=tell))
 
 
 if __name__ == "__main__":

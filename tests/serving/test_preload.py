@@ -13,16 +13,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.serving.preload import PreloadPointer, read_pointer, write_pointer
+from rlhfless_functions.api import Preload, WeightsReference
+from rlhfless_functions.serving.preload import read_pointer, write_pointer
 from rlhfless_functions.settings import ModelSettings
 from tests.jobs import export_request
 
 
-def pointer(folder: str) -> PreloadPointer:
-    return PreloadPointer(
-        model=ModelSettings(source=folder, dtype="float32"), weights=WeightsReference(version=0, uri=folder)
-    )
+def pointer(folder: str) -> Preload:
+    return Preload(model=ModelSettings(source=folder, dtype="float32"), weights=WeightsReference(version=0, uri=folder))
 
 
 def test_a_pointer_is_read_as_it_was_written(tmp_path: Path) -> None:

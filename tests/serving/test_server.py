@@ -20,6 +20,7 @@ from rlhfless_functions.api import (
     ExportRequest,
     ExportResult,
     Message,
+    Preload,
     Progress,
     Stage,
     Started,
@@ -119,7 +120,7 @@ async def serving(function: Scripted, *, max_request_bytes: int = 10_000, start:
     running = asyncio.create_task(server.serve())
     port = await listening
     if start:
-        await instance.start(ModelSettings(source="m"), WeightsReference(version=3, uri="w"))
+        await instance.start(Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=3, uri="w")))
     try:
         async with aiohttp.ClientSession() as session:
             yield Client(session, f"http://127.0.0.1:{port}", instance, running)
@@ -156,7 +157,7 @@ async def test_the_cold_start_counts_from_when_the_instance_was_asked_for(tmp_pa
     function.release.set()
     instance = Instance("learning", function, name="pod-1", started_at=time.time() - 100)
     # With nothing to load an instance is ready before its server listens.
-    await instance.start(None, None)
+    await instance.start(None)
     instance.listening()
     started, *_ = [parse_event(line) async for line in instance.stream(parse_request(request_for(tmp_path)))]
     assert isinstance(started, Started)
@@ -294,14 +295,18 @@ async def test_ready_only_when_the_model_is_loaded() -> None:
     async with serving(function, start=False) as client:
         assert (await client.status("/healthz"))[0] == 200
         assert (await client.status("/readyz"))[0] == 503
-        await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
+        await client.instance.start(
+            Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=4, uri="w"))
+        )
         assert (await client.status("/readyz"))[0] == 200
     assert [weights.version for weights in function.preloaded] == [4]
 
 
 async def test_an_instance_whose_model_cannot_be_loaded_is_ready_without_it() -> None:
     async with serving(Scripted(unloadable=True), start=False) as client:
-        await client.instance.start(ModelSettings(source="m"), WeightsReference(version=4, uri="w"))
+        await client.instance.start(
+            Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=4, uri="w"))
+        )
         assert (await client.status("/readyz"))[0] == 200
 
 

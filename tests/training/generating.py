@@ -15,6 +15,7 @@ from rlhfless_functions.api import (
     FinishedSample,
     GenerationRequest,
     GenerationResult,
+    Preload,
     Samples,
     SampleTask,
     Stage,
@@ -24,7 +25,7 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.moves.migration import Actor, Migration, Move
-from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.training.actors import moves
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome

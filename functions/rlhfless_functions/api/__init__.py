@@ -9,6 +9,7 @@ log-probabilities travel through the artifact store, never through this contract
 - `requests`: a request for each kind of work, and `parse_request`.
 - `results`: a result for each kind of request.
 - `events`: the events of a stream, and how to read and write them.
+- `preload`: the model that an instance loads before it is ready.
 - `pieces`: the pieces of a step's batch, and their journal.
 - `metrics`: names, units and meanings of all metrics.
 - `probe`: the messages of `rlhfless probe`.
@@ -50,6 +51,7 @@ from rlhfless_functions.api.messages import (
     WeightsReference,
 )
 from rlhfless_functions.api.pieces import JournalledPiece, Piece, piece_uri
+from rlhfless_functions.api.preload import Preload
 from rlhfless_functions.api.requests import (
     BaseRequest,
     BatchReference,

@@ -73,12 +73,15 @@ def _import_everything() -> None:
 def _import_engine(options: dict[str, Any]) -> None:
     """Import the engine of the instance, if that takes seconds: later instances find it imported."""
     emulated = options.get("emulation") is not None
-    if options["stage"] != "generation" or emulated or not options.get("engine") or "vllm" in sys.modules:
+    if options["stage"] != "generation" or emulated or not options.get("preload") or "vllm" in sys.modules:
         return
+    from rlhfless_functions.api import Preload
     from rlhfless_functions.generation.engines.choice import preimport_engine
-    from rlhfless_functions.settings import EngineSettings, ModelSettings
 
-    preimport_engine(EngineSettings.model_validate(options["engine"]), ModelSettings.model_validate(options["model"]))
+    preload = Preload.model_validate_json(json.dumps(options["preload"]))
+    if preload.engine is None:
+        return
+    preimport_engine(preload.engine, preload.model)
     if "vllm" in sys.modules:
         _keep()
 

@@ -20,6 +20,7 @@ from rlhfless_functions.api import (
     Failed,
     Heartbeat,
     Message,
+    Preload,
     RunRequest,
     Stage,
     Started,
@@ -90,33 +91,29 @@ class Instance:
             self._cold_start = ColdStart(process=self._process_seconds, load=self._cold_start.load)
         self._listens.set()
 
-    async def start(
-        self, model: ModelSettings | None, weights: WeightsReference | None, weights_line: str | None = None
-    ) -> None:
+    async def start(self, preload: Preload | None) -> None:
         """Load the instance's model in the worker thread, and become ready.
 
         If that fails, the instance becomes ready anyway: a request that needs the model fails with the same error,
         while a process that ended would restart forever.
 
         Args:
-            model: the model; nothing is loaded if this or `weights` is None.
-            weights: its weights.
-            weights_line: see `GenerationRequest.weights_line`.
+            preload: the model; None to load nothing.
         """
-        if weights_line is not None:
+        if preload is not None and preload.weights_line is not None:
             # Other instances ask at its address for its weights.
             await self._listens.wait()
         loaded_from = time.monotonic()
-        if model is not None and weights is not None:
+        if preload is not None:
             loop = asyncio.get_running_loop()
-            preload: Any = self._function.preload
-            if weights_line is not None:
-                sources = artifacts.Sources.of_chain((), self.address, self.token, weights_line)
-                preload = partial(preload, sources=sources)
+            load: Any = self._function.preload
+            if preload.weights_line is not None:
+                sources = artifacts.Sources.of_chain((), self.address, self.token, preload.weights_line)
+                load = partial(load, sources=sources)
             try:
-                await loop.run_in_executor(self._worker, preload, model, weights)
+                await loop.run_in_executor(self._worker, load, preload.model, preload.weights)
             except Exception:
-                logger.exception("%s could not be loaded before the first request", weights.uri)
+                logger.exception("%s could not be loaded before the first request", preload.weights.uri)
         load_seconds = time.monotonic() - loaded_from
         self._cold_start = ColdStart(process=self._process_seconds, load=load_seconds)
         self.ready = True

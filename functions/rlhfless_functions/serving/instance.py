@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
-from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.api import Preload, Stage
 from rlhfless_functions.runtime import logs
 from rlhfless_functions.serving.caches import keep_caches
 from rlhfless_functions.serving.function import Function, Instance
 from rlhfless_functions.serving.preload import read_pointer
 from rlhfless_functions.serving.server import serve
-from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.settings import EngineSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,8 @@ class InstanceOptions(BaseModel):
     port: int = 0
     threads: int = 1
     """Threads of torch's CPU operators."""
-    model: ModelSettings | None = None
-    """With `weights`: the model to load before the instance is ready."""
-    weights: WeightsReference | None = None
-    weights_line: str | None = None
-    """URI of the line in which instances that fetch these weights find each other; see
-    `GenerationRequest.weights_line`."""
-    engine: EngineSettings | None = None
-    """The engine that generates, and its settings."""
+    preload: Preload | None = None
+    """The model to load before the instance is ready."""
     emulation: EmulationSettings | None = None
     """The GPU to emulate, in a rehearsal."""
     gpus: list[str] | None = None
@@ -95,9 +89,7 @@ def run_instance(options: InstanceOptions, on_listening: Callable[[int], None]) 
             host=options.host,
             port=options.port,
             token=options.token,
-            model=options.model,
-            weights=options.weights,
-            weights_line=options.weights_line,
+            preload=options.preload,
             on_listening=on_listening,
         )
     )
@@ -108,7 +100,8 @@ def _compute(options: InstanceOptions) -> Function:
 
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
-    return create_function(options.stage, options.engine, host=options.host)
+    engine = options.preload.engine if options.preload is not None else None
+    return create_function(options.stage, engine, host=options.host)
 
 
 def _emulate(
@@ -142,8 +135,8 @@ def main() -> None:
     }
     if emulation := environment.get("RLHFLESS_EMULATION"):
         values["emulation"] = EmulationSettings.model_validate_json(emulation)
-    if (uri := environment.get("RLHFLESS_PRELOAD")) and (pointer := read_pointer(uri)) is not None:
-        values |= dict(pointer)
+    if uri := environment.get("RLHFLESS_PRELOAD"):
+        values["preload"] = read_pointer(uri)
     run_instance(InstanceOptions(**values), lambda port: print(f"listening on {port}", file=sys.stderr))
 
 

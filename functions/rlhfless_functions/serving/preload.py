@@ -8,25 +8,12 @@ import logging
 from pydantic import ValidationError
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import Message, WeightsReference
-from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.api import Preload
 
 logger = logging.getLogger(__name__)
 
 
-class PreloadPointer(Message):
-    """The model to load."""
-
-    model: ModelSettings
-    weights: WeightsReference
-    engine: EngineSettings | None = None
-    """The engine that generates, for an instance of generation."""
-    weights_line: str | None = None
-    """URI of the line in which instances that fetch the weights find each other; see
-    `GenerationRequest.weights_line`."""
-
-
-def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
+def write_pointer(uri: str, pointer: Preload | None) -> None:
     """Set the model that pods load from now on; None for nothing.
 
     Raises:
@@ -38,10 +25,10 @@ def write_pointer(uri: str, pointer: PreloadPointer | None) -> None:
         artifacts.write_bytes(uri, pointer.model_dump_json().encode())
 
 
-def read_pointer(uri: str) -> PreloadPointer | None:
+def read_pointer(uri: str) -> Preload | None:
     """Read the model to load; None if the file is missing or unreadable. Then the first request reports the error."""
     try:
-        return PreloadPointer.model_validate_json(artifacts.read_bytes(uri))
+        return Preload.model_validate_json(artifacts.read_bytes(uri))
     except artifacts.ArtifactMissingError:
         return None
     except (artifacts.ArtifactError, ValidationError, OSError) as error:

@@ -25,12 +25,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import generate_latest
 
-from rlhfless_functions.api import Failed, UnsupportedProtocolError, WeightsReference, dump_event, parse_request
+from rlhfless_functions.api import (
+    Failed,
+    Preload,
+    UnsupportedProtocolError,
+    dump_event,
+    parse_request,
+)
 from rlhfless_functions.artifacts.peers import PATH, copy_token
 from rlhfless_functions.artifacts.relaying import growing_file, relayed
 from rlhfless_functions.runtime.addresses import address_of
 from rlhfless_functions.serving.function import Instance
-from rlhfless_functions.settings import ModelSettings
 
 MAX_REQUEST_BYTES = 64 * 2**20
 """Largest request in bytes. A share of a million samples is about 40 MB."""
@@ -175,9 +180,7 @@ async def serve(
     host: str,
     port: int,
     token: str,
-    model: ModelSettings | None,
-    weights: WeightsReference | None,
-    weights_line: str | None = None,
+    preload: Preload | None,
     on_listening: Callable[[int], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT. A task that was cut or drained publishes before the process ends."""
@@ -193,6 +196,6 @@ async def serve(
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
     )
     server = InstanceServer(config, instance, on_listening)
-    loading = asyncio.create_task(instance.start(model, weights, weights_line))
+    loading = asyncio.create_task(instance.start(preload))
     await server.serve()
     loading.cancel()

@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rlhfless_functions.api import Event, Failed, RunRequest, Stage, WeightsReference
-from rlhfless_functions.settings import EngineSettings, ModelSettings
+from rlhfless_functions.api import Event, Failed, Preload, RunRequest, Stage
 
 InstanceState = Literal["starting", "idle", "busy", "switching", "asleep", "draining", "ended"]
 """State of an instance. `switching`: it falls asleep or wakes, and holds its GPUs without working. `asleep`: it is kept
@@ -21,18 +20,6 @@ class StateChange:
     state: InstanceState
     at: float
     """Monotonic seconds."""
-
-
-@dataclass(frozen=True)
-class Preload:
-    """The model that an instance loads before it is ready, for its first request."""
-
-    model: ModelSettings
-    weights: WeightsReference
-    engine: EngineSettings | None = None
-    """Engine of a generation instance."""
-    weights_line: str | None = None
-    """Place where generation instances that fetch the weights find each other; see `GenerationRequest.weights_line`."""
 
 
 class InstanceLostError(Exception):

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from typing import Protocol
 
-from rlhfless_functions.api import Event, RunRequest, Stage
-from rlhfless_operator.platforms.base import Platform, Preload
+from rlhfless_functions.api import Event, Preload, RunRequest, Stage
+from rlhfless_operator.platforms.base import Platform
 from rlhfless_operator.platforms.pool_member import PoolMember
 
 Listener = Callable[[Event], None]

@@ -8,13 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, RunRequest, Stage, Started
+from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage, Started
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
     InstanceSilentError,
     PlatformUnavailableError,
-    Preload,
     StateListener,
     TaskFailedError,
 )

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult, WeightsReference
+from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult, Preload, WeightsReference
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.platforms.base import Platform, Preload
+from rlhfless_operator.platforms.base import Platform
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.settings_history import read_settings_history
@@ -62,7 +62,7 @@ async def replay(
     artifacts.remove(again.root)
     try:
         requests = RequestBuilder(job, again, new_uid())
-        await platform.hold("learning", 1, Preload(job.spec.model, requests.initial))
+        await platform.hold("learning", 1, Preload(model=job.spec.model, weights=requests.initial))
         request = partial(_request, requests, folder, status, batches)
         result = await run_to_end(platform, request, retries=job.spec.limits.retries)
         learned = LearnResult.model_validate(result)

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhfless_functions.api import STAGES, Stage
+from rlhfless_functions.api import STAGES, Preload, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
-from rlhfless_operator.platforms.base import Platform, Preload, StateChange
+from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -73,7 +73,7 @@ class TrainingRun:
     @property
     def learner_preload(self) -> Preload:
         """Model that a fresh learner loads before it reads a checkpoint."""
-        return Preload(self.spec.model, self.requests.initial)
+        return Preload(model=self.spec.model, weights=self.requests.initial)
 
     def position(self) -> dict[str, Any]:
         """Return the state that a later driver needs besides the status: the position in the data, and the learnt

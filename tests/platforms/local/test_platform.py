@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Started, WeightsReference
+from rlhfless_functions.api import Done, Event, ExportRequest, Failed, Preload, Started, WeightsReference
 from rlhfless_functions.settings import ModelSettings
-from rlhfless_operator.platforms.base import InstanceLostError, Preload, StateChange, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, StateChange, TaskFailedError
 from rlhfless_operator.platforms.local import platform as local
 from rlhfless_operator.platforms.local.fork_server import ForkServer
 from rlhfless_operator.platforms.local.platform import LocalPlatform
@@ -54,7 +54,9 @@ def an_export(source: str, part: str = "export", result: str = "") -> ExportRequ
 
 
 async def test_instances_come_and_go_with_what_is_wanted(tmp_path: Path, tiny_model: Path) -> None:
-    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    preload = Preload(
+        model=ModelSettings(source=str(tiny_model)), weights=WeightsReference(version=0, uri=str(tiny_model))
+    )
     async with platform(tmp_path, keep_alive=0.0) as (made, changes):
         await made.hold("learning", 2, preload)
         await until(lambda: len(in_state(changes, "idle")) == 2)
@@ -81,7 +83,7 @@ async def test_an_idle_instance_is_kept_for_as_long_as_was_asked(tmp_path: Path)
 
 async def test_the_first_request_names_the_fault_that_kept_an_instance_from_starting(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
-    preload = Preload(ModelSettings(source=missing), WeightsReference(version=0, uri=missing))
+    preload = Preload(model=ModelSettings(source=missing), weights=WeightsReference(version=0, uri=missing))
     async with platform(tmp_path, keep_alive=0.0) as (made, _):
         await made.hold("learning", 1, preload)
         with pytest.raises(TaskFailedError, match="missing"):
@@ -161,7 +163,9 @@ async def test_an_instance_that_is_busy_with_what_was_cut_is_asked_again(
                 yield event
 
     monkeypatch.setattr(local, "run_task", refused_at_first)
-    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    preload = Preload(
+        model=ModelSettings(source=str(tiny_model)), weights=WeightsReference(version=0, uri=str(tiny_model))
+    )
     async with platform(tmp_path, keep_alive=0.0) as (made, changes):
         await made.hold("learning", 1, preload)
         events = [event async for event in made.run(an_export(str(tiny_model)))]
@@ -174,7 +178,9 @@ async def test_the_next_attempt_at_a_part_goes_to_the_instance_that_had_the_last
     tmp_path: Path, tiny_model: Path
 ) -> None:
     """Several may be cut at the same time, and each instance has kept something of its own part."""
-    preload = Preload(ModelSettings(source=str(tiny_model)), WeightsReference(version=0, uri=str(tiny_model)))
+    preload = Preload(
+        model=ModelSettings(source=str(tiny_model)), weights=WeightsReference(version=0, uri=str(tiny_model))
+    )
     async with platform(tmp_path, keep_alive=0.0) as (made, changes):
         await made.hold("learning", 3, preload)
         await until(lambda: len(in_state(changes, "idle")) == 3)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Stage, WeightsReference
+from rlhfless_functions.api import Preload, Stage, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.training.instances import capacity as capacity_module
 from rlhfless_operator.training.instances.capacity import Capacity
 
-PRELOAD = Preload(ModelSettings(source="m"), WeightsReference(version=0, uri="m"))
+PRELOAD = Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=0, uri="m"))
 
 
 class Timeline:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlhfless_functions.api import Done, Event, Failed, FailureReason, Started, Waiting
+from rlhfless_functions.api import Done, Event, Failed, FailureReason, Preload, Started, Waiting
 from rlhfless_operator.job.instance_ranges import LearnerRange
-from rlhfless_operator.platforms.base import InstanceLostError, Preload, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.instances import gang

@@ -13,13 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, RunRequest, Stage
+from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.planner.pools.turns import take_turns
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
     InstanceState,
-    Preload,
     StateChange,
     StateListener,
     TaskFailedError,

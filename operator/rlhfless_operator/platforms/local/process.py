@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import Preload, Stage
 from rlhfless_functions.settings.emulation import EmulationSettings
-from rlhfless_operator.platforms.base import InstanceState, Preload
+from rlhfless_operator.platforms.base import InstanceState
 
 _LEAST_POLL_SECONDS = 0.005
 _POLL_SHARE = 0.02
@@ -140,10 +140,7 @@ def instance_options(
         "token": token,
         "threads": threads,
         "started_at": time.time(),
-        "model": preload.model.model_dump(mode="json") if preload else None,
-        "weights": preload.weights.model_dump(mode="json") if preload else None,
-        "weights_line": preload.weights_line if preload else None,
-        "engine": preload.engine.model_dump(mode="json") if preload and preload.engine else None,
+        "preload": preload.model_dump(mode="json") if preload else None,
         "emulation": emulation.model_dump(mode="json") if emulation else None,
         "gpus": list(gpus) if gpus is not None else None,
     }

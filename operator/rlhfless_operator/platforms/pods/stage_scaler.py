@@ -10,9 +10,9 @@ from typing import Literal
 import aiohttp
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.serving.preload import PreloadPointer, write_pointer
+from rlhfless_functions.api import Preload
+from rlhfless_functions.serving.preload import write_pointer
 from rlhfless_operator.knative import ApiError, ConflictError, KnativeClient, NotFoundError
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.platforms.pods.job_objects import Endpoint
 from rlhfless_operator.platforms.pods.manifests import DELETION_COST, MAX_SCALE, MIN_SCALE
 from rlhfless_operator.platforms.pods.pod_events import newest_warning
@@ -185,15 +185,8 @@ class StageScaler:
     async def _write_preload(self) -> None:
         if self._preload == self._written:
             return
-        preload, pointer = self._preload, None
-        if preload is not None:
-            pointer = PreloadPointer(
-                model=preload.model,
-                weights=preload.weights,
-                engine=preload.engine,
-                weights_line=preload.weights_line,
-            )
-        await asyncio.to_thread(write_pointer, self._preload_uri, pointer)
+        preload = self._preload
+        await asyncio.to_thread(write_pointer, self._preload_uri, preload)
         self._written = preload
 
     def _report(self) -> None:

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhfless_functions.api import STAGES, Gang, LearnRequest, RunRequest, Stage
+from rlhfless_functions.api import STAGES, Gang, LearnRequest, Preload, RunRequest, Stage
 from rlhfless_operator.planner.pools.sharing import Pool, SlotRequest, check_feasible, share
 from rlhfless_operator.planner.pools.whole_gpus import Contender, keeps_any, next_turns, turn_seconds
-from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError, Preload
+from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError
 from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook
 from rlhfless_operator.platforms.pool_member import Clock, PoolMember, parts_of
 

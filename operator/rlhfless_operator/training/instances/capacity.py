@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import STAGES, Stage
+from rlhfless_functions.api import STAGES, Preload, Stage
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.planner.warming import keep_alive, wake_time
-from rlhfless_operator.platforms.base import Platform, Preload
+from rlhfless_operator.platforms.base import Platform
 
 
 @dataclass

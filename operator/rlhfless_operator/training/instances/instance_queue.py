@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from rlhfless_functions.api import Stage
+from rlhfless_functions.api import Preload, Stage
 from rlhfless_operator.planner.stage_instances import RolloutPart, StageInstances
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.training.instances.capacity import Capacity
 
 

@@ -12,6 +12,7 @@ from rlhfless_functions.api import (
     LearnResult,
     MaterializeRequest,
     NextWeights,
+    Preload,
     PrepareRequest,
     Purpose,
     SampleTask,
@@ -24,7 +25,6 @@ from rlhfless_functions.api import (
 from rlhfless_functions.artifacts import join
 from rlhfless_functions.settings import AlgorithmSettings, DataSettings, EngineSettings, LearningSettings
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.platforms.base import Preload
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.settings_history import SettingsHistory
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -98,7 +98,8 @@ class RequestBuilder:
 
     def preload(self, weights: WeightsReference) -> Preload:
         """Return what a fresh instance of generation loads before its first request."""
-        return Preload(self._spec.model, weights, self.engine, self.weights_line(weights.version))
+        line = self.weights_line(weights.version)
+        return Preload(model=self._spec.model, weights=weights, engine=self.engine, weights_line=line)
 
     @property
     def _publishes_deltas(self) -> bool:
