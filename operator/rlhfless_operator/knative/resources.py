@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlhfless_operator.knative.errors import NotFoundError
 from rlhfless_operator.knative.models import KubernetesObject
@@ -57,7 +57,7 @@ class ResourceClient(Generic[Object]):
         Args:
             namespace: None for a cluster-scoped object.
         """
-        return self._read(await self._transport.send("get", "GET", self._kind.path(namespace, name)))
+        return self._read(await self._transport.get(self._kind.path(namespace, name)))
 
     async def list(
         self, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
@@ -121,7 +121,6 @@ class ResourceClient(Generic[Object]):
         *,
         uid: str | None = None,
         grace_period_seconds: int | None = None,
-        propagation: Literal["Background", "Foreground", "Orphan"] = "Background",
     ) -> bool:
         """Delete the object; False if there was none.
 
@@ -129,7 +128,7 @@ class ResourceClient(Generic[Object]):
             uid: uid of the object; `ConflictError` if another object has its name now.
             grace_period_seconds: grace period of a pod; by default its own setting.
         """
-        options: dict[str, Any] = {"propagationPolicy": propagation}
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         if grace_period_seconds is not None:

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from rlhfless_operator.knative.errors import ApiError, UnavailableError, error_of
+from rlhfless_operator.knative.errors import UnavailableError, error_of
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -56,7 +57,10 @@ class Transport:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._attempt(verb, method, path, query, body, content_type)
+                with _reaching():
+                    response = await self._open(verb, method, path, query or {}, body, content_type, _REQUEST_SECONDS)
+                    answer: dict[str, Any] = json.loads(await response.read())
+                    return answer
             except UnavailableError:
                 left = deadline - asyncio.get_running_loop().time()
                 if not repeat or left <= 0:
@@ -64,37 +68,23 @@ class Transport:
                 await asyncio.sleep(min(left, pause * random.uniform(0.5, 1.0)))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the object or the list at a path; see `send`."""
+        return await self.send("get", "GET", path)
+
     async def lines(self, path: str, query: Mapping[str, str], timeout_seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer that does not end by itself.
 
         Raises:
             ApiError: the answer is an error; `UnavailableError` if the connection broke.
         """
-        try:
+        with _reaching():
             response = await self._open("watch", "GET", path, query, None, "application/json", timeout_seconds)
             try:
                 async for line in response.content:
                     yield line
             finally:
                 response.close()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unreachable(error) from error
-
-    async def _attempt(
-        self,
-        verb: str,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-        content_type: str,
-    ) -> dict[str, Any]:
-        try:
-            response = await self._open(verb, method, path, query or {}, body, content_type, _REQUEST_SECONDS)
-            answer: dict[str, Any] = json.loads(await response.read())
-            return answer
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unreachable(error) from error
 
     async def _open(
         self,
@@ -123,6 +113,11 @@ class Transport:
         return response
 
 
-def _unreachable(error: BaseException) -> ApiError:
-    text = str(error) or type(error).__name__
-    return UnavailableError(0, "Unreachable", f"the API server can't be reached: {text}")
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Turn the errors of a connection into UnavailableError."""
+    try:
+        yield
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        text = str(error) or type(error).__name__
+        raise UnavailableError(0, "Unreachable", f"the API server can't be reached: {text}") from error

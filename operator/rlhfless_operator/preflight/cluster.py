@@ -110,7 +110,7 @@ class ClusterLook:
         Raises:
             ApiError: the server does not answer (`UnavailableError`), or refuses.
         """
-        await _get(self._transport, "/version")
+        await self._transport.get("/version")
 
     async def at_job(
         self, stages: Sequence[StagePods], namespace: str, *, nodes: bool = True, job: RLHFJob | None = None
@@ -224,7 +224,7 @@ def pod_spec_of(pods: PodsSpec, settings: ClusterSettings) -> Mapping[str, Any]:
 async def _knative(transport: Transport, namespace: str) -> Knative | Finding:
     folder = f"/api/v1/namespaces/{namespace}/configmaps"
     try:
-        found = await asyncio.gather(*(_get(transport, f"{folder}/config-{name}") for name in _MAPS))
+        found = await asyncio.gather(*(transport.get(f"{folder}/config-{name}") for name in _MAPS))
     except NotFoundError:
         remedy = (
             "Install Knative Serving, or name its namespace: --knative-namespace here, knative.namespace in the chart."
@@ -251,7 +251,7 @@ def _check_knative(knative: Knative, settings: ClusterSettings, stages: Sequence
 async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Finding:
     """Return the allocatable resources of every schedulable node."""
     try:
-        nodes = await _get(transport, "/api/v1/nodes")
+        nodes = await transport.get("/api/v1/nodes")
     except ApiError as error:
         return Finding("capacity", "unknown", f"nodes can't be listed: {error.message}")
     usable = [node for node in nodes["items"] if not node["spec"].get("unschedulable")]
@@ -260,7 +260,7 @@ async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Findin
 
 async def _quotas(transport: Transport, namespace: str) -> list[Mapping[str, Any]] | Finding:
     try:
-        return list((await _get(transport, f"/api/v1/namespaces/{namespace}/resourcequotas"))["items"])
+        return list((await transport.get(f"/api/v1/namespaces/{namespace}/resourcequotas"))["items"])
     except ApiError as error:
         return Finding(f"quota of {namespace}", "unknown", f"quotas can't be listed: {error.message}")
 
@@ -272,10 +272,10 @@ async def _devices(transport: Transport, *, sure: bool) -> DynamicResources | Fi
         sure: whether a pool needs the devices. If none does, they are listed only if the account may.
     """
     try:
-        server = str((await _get(transport, "/version"))["gitVersion"])
+        server = str((await transport.get("/version"))["gitVersion"])
         group: _Object = {"versions": []}
         with suppress(NotFoundError):
-            group = await _get(transport, f"/apis/{_DEVICES}")
+            group = await transport.get(f"/apis/{_DEVICES}")
         found = DynamicResources(server, tuple(each["version"] for each in group["versions"]))
         rights = [Permission(_DEVICES, resource, "list") for resource in _DEVICE_KINDS]
         if not found.has_claims:
@@ -285,7 +285,7 @@ async def _devices(transport: Transport, *, sure: bool) -> DynamicResources | Fi
     except ApiError as error:
         return Finding("turns", "unknown", f"the API server does not list the APIs that it serves: {error.message}")
     try:
-        classes, slices = [(await _get(transport, f"/apis/{_DEVICES}/v1/{kind}"))["items"] for kind in _DEVICE_KINDS]
+        classes, slices = [(await transport.get(f"/apis/{_DEVICES}/v1/{kind}"))["items"] for kind in _DEVICE_KINDS]
     except ApiError as error:
         return replace(found, refusal=error.message)
     return replace(found, classes={each["metadata"]["name"]: each for each in classes}, slices=slices)
@@ -321,7 +321,7 @@ async def _allowed(
 async def _definition(transport: Transport) -> Finding:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}"
     try:
-        found: _Object | None = await _get(transport, path)
+        found: _Object | None = await transport.get(path)
     except NotFoundError:
         found = None
     except ApiError as error:
@@ -355,7 +355,3 @@ _STORE_REMEDY = (
     "For a folder: give user 65532 write access. For an object store: name a Secret with its credentials in "
     "the chart's artifacts.secrets."
 )
-
-
-async def _get(transport: Transport, path: str) -> _Object:
-    return await transport.send("get", "GET", path)

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import typer
 from kubernetes.aio.client import ApiClient
@@ -85,7 +84,7 @@ async def _look(
     namespace = settings.knative_namespace
     try:
         found = await asyncio.gather(
-            *(_get(transport, config_map_path(namespace, f"config-{name}")) for name in CONFIG_MAPS)
+            *(transport.get(config_map_path(namespace, f"config-{name}")) for name in CONFIG_MAPS)
         )
     except NotFoundError as error:
         raise NotFixedError(
@@ -96,7 +95,7 @@ async def _look(
         raise NotFixedError(f"you may not read Knative's settings ({error.message}): {_ASK}") from error
     activator = None
     try:
-        activator = await _get(transport, activator_path(namespace))
+        activator = await transport.get(activator_path(namespace))
     except (NotFoundError, ForbiddenError) as error:
         say(f"The activator's grace period could not be checked: {error.message}")
     stages = stages_of(settings, job, (job.metadata.namespace if job else None) or "default")
@@ -126,7 +125,3 @@ async def _send(transport: Transport, patch: Patch, *, done: Sequence[Patch], dr
         raise NotFixedError(f"you may not change {patch.target} ({error.message}); {so_far}: {_ASK}") from error
     except ApiError as error:
         raise NotFixedError(f"{patch.target} could not be changed: {error}; {so_far}") from error
-
-
-async def _get(transport: Transport, path: str) -> dict[str, Any]:
-    return await transport.send("get", "GET", path)
