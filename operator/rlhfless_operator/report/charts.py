@@ -94,10 +94,8 @@ def line_chart(
     return _figure(title, note, legend, _framed(body, scale, y_ticks, labels, x_name))
 
 
-def stacked_bars(
-    xs: Sequence[float], series: Sequence[Series], *, title: str, note: str = "", x_name: str = "step", unit: str = ""
-) -> str:
-    """Draw a bar of non-negative parts for each x. The parts are stacked in the order of the series."""
+def stacked_bars(xs: Sequence[float], series: Sequence[Series], *, title: str, note: str = "", unit: str = "") -> str:
+    """Draw a bar of non-negative parts for each step. The parts are stacked in the order of the series."""
     count = min(len(xs), POINTS // 2)
     thin_xs = averaged(xs, count)
     thinned = [Series(line.name, averaged(line.values, count), line.style) for line in series]
@@ -117,7 +115,7 @@ def stacked_bars(
                 top, bottom = scale.y(base + value), scale.y(base)
                 parts += _rectangle(left, top, right - left, bottom - top, f"fill {line.style}")
                 base += value
-        lines = [f"{x_name} {x:.0f}: {format_number(base)}{unit}"]
+        lines = [f"step {x:.0f}: {format_number(base)}{unit}"]
         lines += [f"{line.name}: {format_number(line.values[index])}{unit}" for line in thinned]
         body += f"<g><title>{escape(chr(10).join(lines))}</title>{parts}</g>"
     legend = _legend([(line.name, line.style) for line in series])
@@ -126,7 +124,7 @@ def stacked_bars(
         (((tick - low) / (high - low) * (len(thin_xs) - 1) + 0.5) / len(thin_xs), f"{tick:.0f}")
         for tick in _whole_ticks(low, high)
     ]
-    return _figure(title, note, legend, _framed(body, scale, y_ticks, labels, x_name))
+    return _figure(title, note, legend, _framed(body, scale, y_ticks, labels, "step"))
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
@@ -145,7 +143,7 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
     return f'<svg class="share" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img">{body}</svg>'
 
 
-def spark(values: Sequence[float], style: str = "c1") -> str:
+def spark(values: Sequence[float]) -> str:
     """Draw a small line without axes."""
     thin = averaged(values, 100)
     finite = [value for value in thin if math.isfinite(value)]
@@ -157,7 +155,7 @@ def spark(values: Sequence[float], style: str = "c1") -> str:
     box = f"-10 -20 {_WIDTH + 20:.0f} {_HEIGHT + 40:.0f}"
     return (
         f'<svg class="spark" viewBox="{box}" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path class="line {style}" d="{path}"/></svg>'
+        f'<path class="line c1" d="{path}"/></svg>'
     )
 
 
