@@ -13,7 +13,6 @@ import time
 from asyncio import to_thread
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions.api import LearnResult
@@ -134,9 +133,7 @@ class LearnedSteps:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._choosing is not None:
             self._choosing.cancel()
             await asyncio.gather(self._choosing, return_exceptions=True)

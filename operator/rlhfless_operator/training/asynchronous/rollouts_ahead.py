@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions import artifacts
@@ -182,9 +181,7 @@ class RolloutsAhead:
         self.advance()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for rollout in self._rollouts.values():
             rollout.cancel()
         await asyncio.gather(*self._rollouts.values(), return_exceptions=True)

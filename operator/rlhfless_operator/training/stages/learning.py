@@ -3,7 +3,6 @@
 import asyncio
 import time
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from rlhfless_functions.api import (
@@ -188,9 +187,7 @@ class Learning:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
