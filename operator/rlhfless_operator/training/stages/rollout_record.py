@@ -64,17 +64,12 @@ def with_versions(batch: StepBatch, rollout: Rollout) -> StepBatch:
     """Add the versions of the weights that sampled a batch, if several may have."""
     prompts = dict.fromkeys(sample.prompt for sample in batch.batch.samples)
     groups = [rollout.prepared.groups[prompt] for prompt in prompts]
-    tokens: Counter[int] = Counter()
-    for sampled in (sampled for group in groups for sampled in group.sampled):
-        tokens[sampled.version] += sampled.tokens
     # An emulated preparation reports no versions. Then the weights that the rollout began with count.
     versions = {group.prompt: group.sampled[0].version for group in groups if group.sampled}
-    step, responses = batch.batch.step, len(batch.batch.samples)
-    stale = sum(staleness(step, version) * count for version, count in tokens.items())
     metrics = {
         "generation/switches": float(rollout.generated.switches),
-        "generation/switched_responses": sum(group.switched_responses for group in groups) / responses,
-        **({"generation/token_staleness": stale / tokens.total()} if tokens else {}),
+        "generation/switched_responses": sum(group.switched_responses for group in groups) / len(batch.batch.samples),
+        **_token_staleness(groups, batch.batch.step),
     }
     return batch.model_copy(update={"versions": versions, "metrics": batch.metrics | metrics})
 
@@ -105,14 +100,16 @@ def groups_metrics(groups: Sequence[GroupResult], step: int, *, switches: bool) 
     sums: dict[str, float] = {}
     for group in groups:
         add_metrics(sums, group.metrics)
-    metrics = mean_metrics(sums)
+    return mean_metrics(sums) | (_token_staleness(groups, step) if switches else {})
+
+
+def _token_staleness(groups: Sequence[GroupResult], step: int) -> dict[str, float]:
+    """Return the mean staleness of the groups' tokens; nothing if an emulated preparation reports no versions."""
     tokens: Counter[int] = Counter()
     for sampled in (sampled for group in groups for sampled in group.sampled):
         tokens[sampled.version] += sampled.tokens
-    if switches and tokens:
-        stale = sum(staleness(step, version) * count for version, count in tokens.items())
-        metrics["generation/token_staleness"] = stale / tokens.total()
-    return metrics
+    stale = sum(staleness(step, version) * count for version, count in tokens.items())
+    return {"generation/token_staleness": stale / tokens.total()} if tokens else {}
 
 
 def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
