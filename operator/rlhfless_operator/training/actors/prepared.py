@@ -1,9 +1,9 @@
 """The outcome of preparing a step's groups."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult
+from rlhfless_operator.records.journal import add_metrics
 
 
 @dataclass
@@ -14,7 +14,7 @@ class PreparationOutcome:
     """Prompts of each prepared chunk, by the URI of its part."""
     groups: dict[int, GroupResult] = field(default_factory=dict)
     """Result of each prompt's group."""
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sums: dict[str, float] = field(default_factory=dict)
     """Sums of the chunks' metrics."""
     examples: list[ExampleSample] = field(default_factory=list)
     """Samples for people to read."""
@@ -26,5 +26,4 @@ class PreparationOutcome:
         self.chunks[result.part] = [group.prompt for group in result.groups]
         self.examples += result.examples
         self.groups.update({group.prompt: group for group in result.groups})
-        for name, value in result.metrics.items():
-            self.sums[name] = max(self.sums[name], value) if name.endswith("/max") else self.sums[name] + value
+        add_metrics(self.sums, result.metrics)

@@ -158,8 +158,7 @@ class StepJournal:
     def keep_batch(self, step: int, batch: StepBatch) -> None:
         """Write a step's batch down for a later driver to learn from."""
         self._batches[step] = _compressed(batch.batch)
-        content = batch.model_dump(mode="json")
-        self._behind.add(lambda: self._under_lease(artifacts.write_json, self._folder.result("batch", step), content))
+        self.keep_rollout(step, batch)
 
     def keep_rollout(self, number: int, rollout: StepBatch) -> None:
         """Write a complete rollout down whose groups several steps may learn from."""

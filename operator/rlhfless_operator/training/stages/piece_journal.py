@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, JournalledPiece, Piece, SampleTask, piece_uri
+from rlhfless_operator.training.actors.actor_pool import key_of
 
 
 class PieceJournal:
@@ -34,15 +35,15 @@ class PieceJournal:
         Raises:
             ArtifactError: the store does not answer.
         """
-        held = {_key(sample) for piece in self.pieces for sample in piece.samples}
-        while left := [sample for sample in samples if _key(sample) not in held]:
+        held = {key_of(sample) for piece in self.pieces for sample in piece.samples}
+        while left := [sample for sample in samples if key_of(sample) not in held]:
             piece = JournalledPiece(samples=left, parts=[part])
             number = len(self.pieces)
             if not artifacts.create_exclusive(piece_uri(self.folder, number), piece.model_dump_json().encode()):
                 # Another driver was first, and a learner may have learnt from its piece already.
                 piece = self._read(number)
             self.pieces.append(piece)
-            held.update(map(_key, piece.samples))
+            held.update(map(key_of, piece.samples))
 
     def batch(self, step: int) -> BatchReference:
         """Return the batch in the journal's order, once all of it is prepared."""
@@ -55,7 +56,3 @@ class PieceJournal:
 
     def _read(self, number: int) -> JournalledPiece:
         return JournalledPiece.model_validate(artifacts.read_json(piece_uri(self.folder, number)))
-
-
-def _key(sample: SampleTask) -> tuple[int, int]:
-    return sample.prompt, sample.index
