@@ -203,13 +203,6 @@ class CostModel:
         """Fewest learning instances that may have enough memory, as far as is known."""
         return 1 + int(max(self.history.recent("learning/too_few"), default=0.0))
 
-    @property
-    def learner_idle_seconds(self) -> float:
-        """Seconds that a learning instance is held in a step without working, whether it is kept or started again."""
-        switch = self.history.mean("draining/learning") + self.history.mean(startup("learning"))
-        switch += self.history.mean("learning/load")
-        return min(switch, self.history.mean("gap/learning", switch))
-
     def lower_bound(self, generation: GenerationOutcome, prompt_tokens: Sequence[int], seconds: float) -> float | None:
         """Return the least instance-seconds in which these responses could have been generated within `seconds`.
 

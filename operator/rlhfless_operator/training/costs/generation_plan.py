@@ -64,7 +64,7 @@ def training_of(spec: RLHFJobSpec, history: History, learners: Sequence[LearnerO
         preparation_price=price_ratio(prices, "preparation"),
         learning_price=price_ratio(prices, "learning"),
         preparers=tuple(sizes(preparation.min, preparation.max)),
-        preparer_idle_seconds=_idle_seconds(history, "preparation"),
+        preparer_idle_seconds=idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
         accumulation_token_seconds=accumulation,
         learners=tuple(learners),
@@ -102,7 +102,7 @@ def in_tasks(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], cont
     return GenerationPlan(planned, shares, estimates, contention.wanted)
 
 
-def _idle_seconds(history: History, stage: Stage) -> float:
+def idle_seconds(history: History, stage: Stage) -> float:
     """Return how long a step holds an instance of a stage without work: kept until the next step, or started anew."""
-    switch = history.mean(f"draining/{stage}") + history.mean(f"startup/{stage}")
+    switch = history.mean(f"draining/{stage}") + history.mean(f"startup/{stage}") + history.mean(f"{stage}/load")
     return min(switch, history.mean(f"gap/{stage}", switch))

@@ -17,6 +17,7 @@ from rlhfless_operator.planner.step.learner_scaling import (
     worth_trying,
 )
 from rlhfless_operator.records.status import LearnersStatus
+from rlhfless_operator.training.costs.generation_plan import idle_seconds
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 
@@ -70,7 +71,7 @@ def _offered(run: TrainingRun, journal: StepJournal, step: int) -> list[LearnerO
         _allowed(run),
         now,
         change_seconds=run.cost_model.history.mean("learning/load") / every,
-        idle_seconds=run.cost_model.learner_idle_seconds,
+        idle_seconds=idle_seconds(run.cost_model.history, "learning"),
     )
     # A number on trial is kept until its speed is known.
     choice = measured[now].known and max(journal.checkpoint_step, (step - 1) // every * every) == step - 1
