@@ -54,7 +54,7 @@ def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[i
                 platform,  # type: ignore[arg-type]
                 one_by_one(range(GROUPS)),
                 GROUPS,
-                lambda part, attempt, groups: (part, groups),  # type: ignore[arg-type,return-value]
+                lambda part, groups, attempt: (part, groups),  # type: ignore[arg-type,return-value]
                 outcome or PreparationOutcome(),
                 instances=instances,
                 driver=3,
@@ -135,7 +135,7 @@ def prepare_beside(platform: Slow, preparers: int, *, beside: int = 0) -> tuple[
                 platform,  # type: ignore[arg-type]
                 one_by_one(range(GROUPS)),
                 GROUPS,
-                lambda part, attempt, groups: SimpleNamespace(
+                lambda part, groups, attempt: SimpleNamespace(
                     key=SimpleNamespace(stage="preparation", step=1, part=part), groups=groups
                 ),  # type: ignore[arg-type,return-value]
                 outcome,

@@ -191,9 +191,6 @@ def _is_gone(error: AttemptError) -> bool:
 
 def _telling(error: AttemptError) -> tuple[bool, bool, bool]:
     """Rank an error: permanent failures tell most, then losses, and last that another instance is gone."""
-    failed = isinstance(error, TaskFailedError)
-    return (
-        isinstance(error, TaskFailedError) and not error.retryable,
-        not failed,
-        isinstance(error, TaskFailedError) and error.reason != "internal",
-    )
+    if isinstance(error, InstanceLostError):
+        return False, True, False
+    return not error.retryable, False, error.reason != "internal"

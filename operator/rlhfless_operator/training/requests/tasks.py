@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from rlhfless_functions.api import Done, Event, RunRequest
+from rlhfless_functions.api import Done, RunRequest
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 
@@ -17,13 +17,7 @@ class StageFailedError(UserError):
     """A stage cannot be done. The message is for the user."""
 
 
-async def run_to_end(
-    platform: Platform,
-    make_request: Callable[[int], RunRequest],
-    *,
-    retries: int,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> dict[str, Any]:
+async def run_to_end(platform: Platform, make_request: Callable[[int], RunRequest], *, retries: int) -> dict[str, Any]:
     """Run a task until it is done, and return its result.
 
     Args:
@@ -40,7 +34,6 @@ async def run_to_end(
         try:
             async with aclosing(platform.run(request)) as events:
                 async for event in events:
-                    on_event(event)
                     if isinstance(event, Done):
                         return event.result
             raise InstanceLostError("the stream ended without a terminal record")

@@ -47,7 +47,7 @@ async def prepare(
     platform: Platform,
     groups: AsyncIterator[CompleteGroup],
     expected: int,
-    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
+    make_request: Callable[[str, Sequence[CompleteGroup], int], PrepareRequest],
     outcome: PreparationOutcome,
     *,
     instances: Part,
@@ -60,7 +60,7 @@ async def prepare(
     Args:
         groups: complete groups, as generation yields them; those in `outcome` already are passed over.
         expected: number of groups to come, which sets the size of a chunk.
-        make_request: (part, attempt, groups) → request.
+        make_request: (part, groups, attempt) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
         instances: of preparation; each prepares one chunk at a time.
         on_prepared: called with every chunk, one after the other, if a learner takes groups as they come. Chunks then
@@ -80,7 +80,7 @@ async def prepare(
             await instances.turn()
             began = time.monotonic()
             try:
-                result = await run_to_end(platform, partial(_request, make_request, part, chunk), retries=retries)
+                result = await run_to_end(platform, partial(make_request, part, chunk), retries=retries)
             finally:
                 instances.give()
             outcome.seconds += time.monotonic() - began
@@ -140,12 +140,3 @@ class _Chunks:
             self._arrived.clear()
             await self._arrived.wait()
         return None
-
-
-def _request(
-    make_request: Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest],
-    part: str,
-    chunk: Sequence[CompleteGroup],
-    attempt: int,
-) -> PrepareRequest:
-    return make_request(part, attempt, chunk)

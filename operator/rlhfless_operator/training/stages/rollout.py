@@ -287,11 +287,11 @@ def _generation_settings(
 
 def _preparation_requests(
     run: TrainingRun, task: RolloutTask, plan: GenerationPlan, examples: Collection[SampleTask]
-) -> Callable[[str, int, Sequence[CompleteGroup]], PrepareRequest]:
-    """Return what makes the request for a chunk: by the name of its part, the attempt, and its groups."""
+) -> Callable[[str, Sequence[CompleteGroup], int], PrepareRequest]:
+    """Return what makes the request for a chunk: by the name of its part, its groups, and the attempt."""
     visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
 
-    def make_request(part: str, attempt: int, chunk: Sequence[CompleteGroup]) -> PrepareRequest:
+    def make_request(part: str, chunk: Sequence[CompleteGroup], attempt: int) -> PrepareRequest:
         return run.requests.prepare(
             task.step,
             task.purpose,
