@@ -42,12 +42,7 @@ class Others:
 
 
 def typical_step(
-    lengths: LengthStatistics | Trace | RecordedTrace,
-    *,
-    prompts: int,
-    samples: int,
-    longest: int,
-    seed: int = 0,
+    lengths: LengthStatistics | Trace | RecordedTrace, *, prompts: int, samples: int, longest: int
 ) -> list[SampleLoad]:
     """Return the groups of a step: generated, or drawn from the last visits of a trace.
 
@@ -55,9 +50,9 @@ def typical_step(
         samples: number of samples of a group. If the trace has another number, they are drawn from the group's.
         longest: tokens at which responses are truncated.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     if isinstance(lengths, LengthStatistics):
-        trace = generate(lengths, epochs=1, prompts=prompts, samples=samples, seed=seed)
+        trace = generate(lengths, epochs=1, prompts=prompts, samples=samples, seed=0)
         groups = [(int(trace.prompt_tokens[row]), trace.response_tokens[0, row].tolist()) for row in range(prompts)]
     else:
         last = {prompt: group for step in _steps(lengths) for prompt, group in step.items()}

@@ -1,6 +1,5 @@
 """The hardware of `rlhfless plan`: the GPUs named by the user, else those of a pool, this machine or a cluster."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,15 +8,11 @@ from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.gpu_names import gpu_of
 from rlhfless_operator.planner.latency.roofline import GPUS
-from rlhfless_operator.platforms.cluster_settings import ClusterSettings, PoolSettings
+from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
 from rlhfless_operator.platforms.room import pool_of, room_in_pool
 
 _KNOWN = ", ".join(sorted(GPUS))
-
-
-def _no_nodes() -> Sequence[str]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -30,13 +25,11 @@ class Surroundings:
     """This machine's GPUs, as CUDA_VISIBLE_DEVICES names them."""
     products: Sequence[str] = ()
     """Products of these GPUs, each once."""
-    products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
+    products_of_nodes: Callable[[], Sequence[str]] = tuple
     """Returns the products of a cluster's nodes; called if nothing else names a GPU."""
 
 
-def look_around(
-    environment: Mapping[str, str] = os.environ, products_of_nodes: Callable[[], Sequence[str]] = _no_nodes
-) -> Surroundings:
+def look_around(environment: Mapping[str, str], products_of_nodes: Callable[[], Sequence[str]]) -> Surroundings:
     """Return the surroundings of this process.
 
     Args:
@@ -80,7 +73,8 @@ def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surro
     gpu = gpu or (rehearsal.gpu if rehearsal else None)
     if gpus is None:
         gpus = needed_gpus(job.spec)["generation"]
-    name, pool = _pool_of(job, around)
+    name = pool_of(job)
+    pool = None if around.settings is None else around.settings.pools.get(name)
     room, by = None, ""
     if pool is not None and around.settings is not None:
         namespace = job.metadata.namespace or "default"
@@ -99,11 +93,6 @@ def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surro
     elif room is None:
         by = "nothing here tells how many GPUs there are: --set spec.generation.instances.max=N"
     return Hardware(gpu, gpus, actor_range(job.spec, room), by)
-
-
-def _pool_of(job: RLHFJob, around: Surroundings) -> tuple[str, PoolSettings | None]:
-    name = pool_of(job)
-    return name, None if around.settings is None else around.settings.pools.get(name)
 
 
 def _named(products: Sequence[str], whose: str) -> str:

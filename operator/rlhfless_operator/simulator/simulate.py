@@ -170,10 +170,9 @@ def _spread(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _policy(name: str) -> PolicySettings:
-    for settings in POLICIES.values():
-        if settings.name == name:
-            return settings
-    raise ValueError(f"policy is {name!r}: choose one of {', '.join(POLICIES)}")
+    if name not in POLICIES:
+        raise ValueError(f"policy is {name!r}: choose one of {', '.join(POLICIES)}")
+    return POLICIES[name]
 
 
 def fitted(scenario: Scenario, trace: Trace | RecordedTrace) -> Scenario:

@@ -91,7 +91,6 @@ def run_paced(
     pace: LearnerPace,
     *,
     update_seconds: float,
-    look_seconds: float = LOOK_SECONDS,
 ) -> TrainerRun:
     """Work off groups in the order of their arrival, with a learner that begins and lets go at its pace.
 
@@ -103,7 +102,6 @@ def run_paced(
         gpus: most GPUs that work at a time.
         pace: decides; its seconds of work are those of all of these GPUs.
         update_seconds: of the optimizer's step and the publication of the weights, after the last group.
-        look_seconds: between two decisions.
     """
     order = np.argsort(arrivals, kind="stable")
     arrived, foreseen, amounts = arrivals[order], expected[order], work[order]
@@ -123,7 +121,7 @@ def run_paced(
             asked = None
         if now >= last and asked is not None:
             break
-        after = min(now + look_seconds, last) if now < last else now + look_seconds
+        after = min(now + LOOK_SECONDS, last) if now < last else now + LOOK_SECONDS
         if asked is not None:
             joined = asked + pace.start_seconds
             backlog = max(0.0, backlog - float(np.clip(after - np.maximum(joined, now), 0.0, None).sum()))

@@ -21,6 +21,8 @@ from rlhfless_operator.planner.step.planning import Division, InfeasibleError, L
 _STRETCHES = (1.05, 1.25)
 _RIVAL_COUNTS = 4
 """Number of instance counts for which equal shares are forecast."""
+_POINTS = 8
+"""Number of deadlines of each kind that are compared before the search goes on around the best."""
 _ROUNDS = 4
 _NEIGHBOUR = 1.1
 """Ratio of the first deadlines that are tried beside the best one."""
@@ -59,7 +61,6 @@ def plan_step(
     tail_tokens: float = 0.0,
     runaways: Mapping[int, float] | None = None,
     holding: Holding | None = None,
-    points: int = 8,
 ) -> StepPlan:
     """Return the plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the step.
 
@@ -69,7 +70,6 @@ def plan_step(
         tail_tokens: length of a runaway; 0 if there can be none.
         runaways: share of each prompt's responses that are runaways.
         holding: costs of keeping an instance and the learner on a GPU; None if that is not possible.
-        points: number of deadlines of each kind that are compared before the search goes on around the best.
     """
     if not 0 <= cost_weight <= 1:
         raise ValueError(
@@ -92,9 +92,9 @@ def plan_step(
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
     search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, holding)
     for planner in planners:
-        search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(points // 2)])
+        search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(_POINTS // 2)])
     planner = planners[0]
-    limits_of = np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, points)
+    limits_of = np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, _POINTS)
     search.try_all([_Choice(planner, float(limit), stretch) for limit in limits_of for stretch in _STRETCHES])
     search.try_rivals(planner, limits)
     search.refine(_ROUNDS)

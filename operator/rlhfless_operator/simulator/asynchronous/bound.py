@@ -22,7 +22,8 @@ def decode_instance_seconds(scenario: Scenario, groups: Sequence[Group], sequenc
     Args:
         sequences: most sequences that an instance decodes at a time.
     """
-    lengths, contexts = _lengths(groups), _contexts(groups)
+    lengths = np.array([length for group in groups for length in group.lengths], dtype=np.float64)
+    contexts = np.array([group.prompt_tokens for group in groups for _ in group.lengths], dtype=np.float64)
     latency = scenario.profile().latency
     prompts = float(sum(group.prompt_tokens for group in groups))
     # With this much time, no pass has to serve one sequence alone.
@@ -100,11 +101,3 @@ def whole_cluster_seconds(
     work = decode_instance_seconds(scenario, groups, scenario.max_batch) * scenario.gpus_per_instance
     work += tokens * (scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0))
     return max(work / scenario.gpus, stale_seconds(scenario, everything, steps, most_stale, regroups=regroups))
-
-
-def _lengths(groups: Sequence[Group]) -> Floats:
-    return np.array([length for group in groups for length in group.lengths], dtype=np.float64)
-
-
-def _contexts(groups: Sequence[Group]) -> Floats:
-    return np.array([group.prompt_tokens for group in groups for _ in group.lengths], dtype=np.float64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.bounds import least_held
-from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, Plans, StageSeconds, Use, Work
+from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use, Work
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, Outcome
@@ -14,19 +14,12 @@ from rlhfless_operator.simulator.scenarios import Scenario
 
 
 def run_rollouts(
-    scenario: Scenario,
-    system: Rollouts,
-    split: Split,
-    batches: Iterator[list[Group]],
-    steps: int,
-    *,
-    plans: Plans | None = None,
+    scenario: Scenario, system: Rollouts, split: Split, batches: Iterator[list[Group]], steps: int
 ) -> Outcome:
     """Run until the learner has taken `steps` steps.
 
     Args:
         batches: the groups of each rollout, without end.
-        plans: divide rollouts; by default as the live loop's `cost` policy does.
     """
     history = History()
     learning, preparation = scenario.learning_gpu_seconds(1.0), scenario.preparation_gpu_seconds(1.0)
@@ -40,8 +33,8 @@ def run_rollouts(
         publishing=publishing,
         prepares=split.preparers > 0,
     )
-    made = plans or LivePlans(scenario, system, split, history)
-    work = AsynchronousJob(system, scenario.prompts_per_step, seconds, made, history, batches).until(steps)
+    plans = LivePlans(scenario, system, split, history)
+    work = AsynchronousJob(system, scenario.prompts_per_step, seconds, plans, history, batches).until(steps)
     return _outcome(scenario, split, profile, work)
 
 

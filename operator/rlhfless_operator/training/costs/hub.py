@@ -8,7 +8,6 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,14 @@ class HubUnavailableError(Exception):
     """The hub does not answer, or does not give this user such a model. The message says which."""
 
 
-def cached_config(
-    name: str, revision: str | None = None, environment: Mapping[str, str] = os.environ
-) -> dict[str, Any] | None:
+def cached_config(name: str, revision: str | None = None) -> dict[str, Any] | None:
     """Return the `config.json` that an earlier download has left; None if there is none, or it can't be read.
 
     Args:
         name: such as `Qwen/Qwen3-8B`.
         revision: branch, tag or commit; `main` if left out.
     """
-    folder = _cache(environment) / f"models--{name.replace('/', '--')}"
+    folder = _cache() / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
     try:
         pointer = folder / "refs" / wanted
@@ -41,19 +38,17 @@ def cached_config(
     return content if isinstance(content, dict) else None
 
 
-def fetched_config(
-    name: str, revision: str | None = None, environment: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
+def fetched_config(name: str, revision: str | None = None) -> dict[str, Any]:
     """Return the `config.json` on the hub. Blocks for at most 10 s if the hub does not answer.
 
     Raises:
         HubUnavailableError: it can't be had; the message says why.
     """
-    if environment.get("HF_HUB_OFFLINE", "").lower() in _YES:
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _YES:
         raise HubUnavailableError("HF_HUB_OFFLINE is set")
-    base = (environment.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    base = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     url = f"{base}/{urllib.parse.quote(name)}/resolve/{urllib.parse.quote(revision or 'main', safe='')}/config.json"
-    token = environment.get("HF_TOKEN")
+    token = os.environ.get("HF_TOKEN")
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
@@ -70,12 +65,12 @@ def fetched_config(
     return content
 
 
-def _cache(environment: Mapping[str, str]) -> Path:
+def _cache() -> Path:
     """Return the folder in which the hub's library keeps its downloads."""
-    if place := environment.get("HF_HUB_CACHE"):
+    if place := os.environ.get("HF_HUB_CACHE"):
         return Path(place)
-    home = environment.get("HF_HOME")
+    home = os.environ.get("HF_HOME")
     if home is None:
-        caches = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         home = f"{caches}/huggingface"
     return Path(home) / "hub"
