@@ -5,9 +5,7 @@ from rlhfless_operator.job.sections import JobFields
 
 
 def _nothing_else_goes_ahead(spec: JobFields) -> str | None:
-    if spec.asynchronous is None:
-        return None
-    if spec.learning.overlap != "never":
+    if spec.asynchronous is not None and spec.learning.overlap != "never":
         return (
             "learning.overlap: auto learns from groups as they arrive, but async generates whole steps"
             " ahead of the learner; write learning.overlap: never"

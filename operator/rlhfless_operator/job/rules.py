@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from rlhfless_functions.settings import (
-    AlgorithmName,
-    AlgorithmSettings,
-    RewardSettings,
-)
+from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, RewardSettings
 from rlhfless_operator.job.async_rules import ASYNC_RULES
 from rlhfless_operator.job.instance_prices import unknown_price
 from rlhfless_operator.job.rule import CelRule, Rule
@@ -25,15 +21,11 @@ def _one_length(spec: JobFields) -> str | None:
     return None
 
 
-def _reward_names_differ(spec: JobFields) -> str | None:
-    return _repeated_name(spec.rewards)
+def _rewards_of_evaluation(spec: JobFields) -> Sequence[RewardSettings]:
+    return (spec.evaluation.rewards if spec.evaluation else None) or ()
 
 
-def _evaluation_reward_names_differ(spec: JobFields) -> str | None:
-    return _repeated_name(spec.evaluation.rewards or []) if spec.evaluation else None
-
-
-def _repeated_name(rewards: Sequence[RewardSettings]) -> str | None:
+def _names_differ(rewards: Sequence[RewardSettings]) -> str | None:
     names = [reward.name for reward in rewards]
     repeated = sorted({name for name in names if names.count(name) > 1})
     return f"the name {repeated[0]} is given to several rewards; give each its own" if repeated else None
@@ -79,19 +71,18 @@ def _muon_has_whole_matrices(spec: JobFields) -> str | None:
     return None
 
 
-def _learners_are_a_range(spec: JobFields) -> str | None:
-    instances = spec.learning.instances
-    if instances.min > instances.max:
-        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
-    if instances.max > 1 and spec.rehearsal is not None:
-        return f"a rehearsal emulates one learning instance, not {instances.max}; write max: 1"
+def _is_a_range(least: int, most: int | None) -> str | None:
+    if most is not None and least > most:
+        return f"min {least} is more than max {most}; raise max or lower min"
     return None
 
 
-def _preparers_are_a_range(spec: JobFields) -> str | None:
-    instances = spec.preparation.instances
-    if instances.min > instances.max:
-        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
+def _learners_are_a_range(spec: JobFields) -> str | None:
+    instances = spec.learning.instances
+    if reversed_range := _is_a_range(instances.min, instances.max):
+        return reversed_range
+    if instances.max > 1 and spec.rehearsal is not None:
+        return f"a rehearsal emulates one learning instance, not {instances.max}; write max: 1"
     return None
 
 
@@ -99,13 +90,6 @@ def _step_is_plannable(spec: JobFields) -> str | None:
     samples = spec.batch.prompts_per_step * spec.batch.samples_per_prompt
     if samples > _MOST_SAMPLES:
         return f"a step has {samples} samples, more than the limit of {_MOST_SAMPLES}; lower one of the two"
-    return None
-
-
-def _instances_are_a_range(spec: JobFields) -> str | None:
-    instances = spec.generation.instances
-    if instances.max is not None and instances.min > instances.max:
-        return f"min {instances.min} is more than max {instances.max}; raise max or lower min"
     return None
 
 
@@ -125,15 +109,7 @@ def _greedy_evaluation_samples_once(spec: JobFields) -> str | None:
     return None
 
 
-def _length_buffer_fits(spec: JobFields) -> str | None:
-    return _buffer_that_does_not_fit(spec, spec.rewards)
-
-
-def _evaluation_length_buffer_fits(spec: JobFields) -> str | None:
-    return _buffer_that_does_not_fit(spec, spec.evaluation.rewards or []) if spec.evaluation else None
-
-
-def _buffer_that_does_not_fit(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | None:
+def _length_buffers_fit(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | None:
     longest = spec.sampling.max_response_tokens
     for reward in rewards:
         if reward.length is not None and reward.length.buffer_tokens >= longest:
@@ -142,14 +118,6 @@ def _buffer_that_does_not_fit(spec: JobFields, rewards: Sequence[RewardSettings]
                 f" sampling.maxResponseTokens {longest}; lower the first or raise the second"
             )
     return None
-
-
-def _accelerators_are_priced(spec: JobFields) -> str | None:
-    return unknown_price(spec, "accelerators")
-
-
-def _spot_is_priced(spec: JobFields) -> str | None:
-    return unknown_price(spec, "spot")
 
 
 def _money_is_counted(spec: JobFields) -> str | None:
@@ -179,7 +147,7 @@ SPEC_RULES = (
     Rule(
         "rewards",
         ("rewards",),
-        _reward_names_differ,
+        lambda spec: _names_differ(spec.rewards),
         CelRule(
             "self.rewards.all(r, self.rewards.exists_one(other, other.name == r.name))",
             "each reward needs its own name",
@@ -239,7 +207,7 @@ SPEC_RULES = (
     Rule(
         "generation.instances",
         ("generation.instances",),
-        _instances_are_a_range,
+        lambda spec: _is_a_range(spec.generation.instances.min, spec.generation.instances.max),
         CelRule(
             "!has(self.generation.instances.max) || self.generation.instances.min <= self.generation.instances.max",
             "generation.instances.min must be at most generation.instances.max",
@@ -248,7 +216,7 @@ SPEC_RULES = (
     Rule(
         "preparation.instances",
         ("preparation.instances",),
-        _preparers_are_a_range,
+        lambda spec: _is_a_range(spec.preparation.instances.min, spec.preparation.instances.max),
         CelRule(
             "self.preparation.instances.min <= self.preparation.instances.max",
             "preparation.instances.min must be at most preparation.instances.max",
@@ -263,7 +231,7 @@ SPEC_RULES = (
     Rule(
         "rewards",
         ("rewards", "sampling.maxResponseTokens"),
-        _length_buffer_fits,
+        lambda spec: _length_buffers_fit(spec, spec.rewards),
         CelRule(
             "self.rewards.all(r, !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
             "length.bufferTokens of a reward must be less than sampling.maxResponseTokens",
@@ -272,7 +240,7 @@ SPEC_RULES = (
     Rule(
         "evaluation.rewards",
         ("evaluation.rewards",),
-        _evaluation_reward_names_differ,
+        lambda spec: _names_differ(_rewards_of_evaluation(spec)),
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
             " self.evaluation.rewards.exists_one(other, other.name == r.name))",
@@ -282,7 +250,7 @@ SPEC_RULES = (
     Rule(
         "evaluation.rewards",
         ("evaluation.rewards", "sampling.maxResponseTokens"),
-        _evaluation_length_buffer_fits,
+        lambda spec: _length_buffers_fit(spec, _rewards_of_evaluation(spec)),
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.rewards) || self.evaluation.rewards.all(r,"
             " !has(r.length) || r.length.bufferTokens < self.sampling.maxResponseTokens)",
@@ -302,13 +270,13 @@ SPEC_RULES = (
     Rule(
         "prices.accelerators",
         _WHAT_PRICES_READ,
-        _accelerators_are_priced,
+        lambda spec: unknown_price(spec, "accelerators"),
         CelRule(None, "if accelerators have prices, each stage's nodeSelector must name one of them"),
     ),
     Rule(
         "prices.spot",
         _WHAT_PRICES_READ,
-        _spot_is_priced,
+        lambda spec: unknown_price(spec, "spot"),
         CelRule(None, "if accelerators have prices, those of stages on spot nodes need a price in prices.spot"),
     ),
     Rule(

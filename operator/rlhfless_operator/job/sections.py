@@ -269,11 +269,6 @@ class JobFields(Settings):
         return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"
 
     @property
-    def chooses_preparers(self) -> bool:
-        """Whether a step's plan chooses how many instances prepare."""
-        return self.preparation.instances.min < self.preparation.instances.max and self.planning.policy == "cost"
-
-    @property
     def keeps_kv_cache(self) -> bool:
         """Whether responses that go on with newer weights keep the keys and values of older ones."""
         return self.asynchronous is not None and self.asynchronous.kv_cache == "keep"
