@@ -191,13 +191,13 @@ _KINDS = {".".join(path): field.kind for path, field in walk(RLHFJob)}
 
 
 def to(ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """Write the same value under our name; nothing if it is null."""
+    """Write the same value under our name; nothing if it is null. A number may be a text, such as PyYAML's `1e-6`."""
     kind = _KINDS[f"spec.{ours}"]
 
     def convert(value: Any, theirs: Theirs) -> Outcome:
         if value is None:
             return None
-        return Written({f"spec.{ours}": number(value) if kind is float else value})
+        return Written({f"spec.{ours}": float(value) if kind is float else value})
 
     return convert
 
@@ -209,11 +209,6 @@ def renamed(defaults: Mapping[str, Any]) -> dict[str, Row]:
         defaults: the peer's default of each field, by its name.
     """
     return {name: Row(default, to((our_field(name) or "").removeprefix("spec."))) for name, default in defaults.items()}
-
-
-def number(value: Any) -> float:
-    """Convert to a number, even a text such as `1e-6` from PyYAML."""
-    return float(value)
 
 
 def one_of(

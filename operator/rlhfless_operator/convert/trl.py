@@ -119,7 +119,7 @@ ROWS: dict[str, Row] = {
     "use_vllm": Row(False, meanings.continuous),
     "vllm_tensor_parallel_size": Row(None, to("generation.vllm.tensorParallelSize")),
     "eval_strategy": Row("no", meanings.evaluation),
-    "save_steps": Row(None, meanings.every("checkpoints.everySteps")),
+    "save_steps": Row(None, meanings.checkpoints),
     **renamed({"save_total_limit": None}),
     "load_best_model_at_end": Row(
         False, lambda value, theirs: to("checkpoints.best")(value, theirs) if value else None

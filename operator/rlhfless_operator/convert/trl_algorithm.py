@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, number
+from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written
 from rlhfless_operator.job.reading.familiar_values import SCALINGS
 
 
@@ -50,7 +50,7 @@ def clip_low(value: Any, theirs: Theirs) -> Outcome:
 
 def sapo_temperature(ours: str) -> Any:
     def convert(value: Any, theirs: Theirs) -> Outcome:
-        return Written({f"spec.algorithm.{ours}": number(value)}) if theirs["loss_type"] == "sapo" else None
+        return Written({f"spec.algorithm.{ours}": float(value)}) if theirs["loss_type"] == "sapo" else None
 
     return convert
 
@@ -102,8 +102,8 @@ def importance_sampling(value: Any, theirs: Theirs) -> Outcome:
     low, high = theirs["vllm_importance_sampling_clip_min"], theirs["vllm_importance_sampling_clip_max"]
     high = theirs["vllm_importance_sampling_cap"] or high
     mode, level = MODES[value]
-    settings = {"mode": mode, "level": level, "high": number(high if high is not None else UNBOUNDED)}
+    settings = {"mode": mode, "level": level, "high": float(high if high is not None else UNBOUNDED)}
     if low is not None:
-        settings["low"] = number(low)
+        settings["low"] = float(low)
     note = "" if high is not None else "TRL has no upper bound here"
     return Written({f"spec.algorithm.importanceSampling.{name}": each for name, each in settings.items()}, note)

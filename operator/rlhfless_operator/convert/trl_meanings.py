@@ -101,15 +101,12 @@ def warmup(value: Any, theirs: Theirs) -> Outcome:
     return Written({"spec.optimizer.warmupSteps": round_up(amount / updates)}, note)
 
 
-def every(ours: str) -> Any:
-    def convert(value: Any, theirs: Theirs) -> Outcome:
-        if value is None:
-            return None
-        if float(value) < 1:
-            return Left("a share of all steps; write how many steps")
-        return Written({f"spec.{ours}": max(1, round(float(value) / _updates(theirs)))})
-
-    return convert
+def checkpoints(value: Any, theirs: Theirs) -> Outcome:
+    if value is None:
+        return None
+    if float(value) < 1:
+        return Left("a share of all steps; write how many steps")
+    return Written({"spec.checkpoints.everySteps": max(1, round(float(value) / _updates(theirs)))})
 
 
 # --- model ---

@@ -115,7 +115,7 @@ ROWS: dict[str, Row] = {
     "algorithm.rollout_correction.rollout_rs_threshold": Row(None, part_of("algorithm.importanceSampling.rejection")),
     "critic.optim.lr": Row(1e-5, meanings.of_gae("algorithm.critic.learningRate")),
     "critic.cliprange_value": Row(0.5, meanings.of_gae("algorithm.critic.valueClip")),
-    "trainer.critic_warmup": Row(0, lambda value, theirs: meanings.critic_warmup(value, theirs)),
+    "trainer.critic_warmup": Row(0, meanings.critic_warmup),
     # sampling and batch
     f"{ROLLOUT}.temperature": Row(1.0, to("sampling.temperature")),
     **renamed({"data.max_prompt_length": 512, "data.max_response_length": 512}),
@@ -144,7 +144,7 @@ ROWS: dict[str, Row] = {
     "data.seed": Row(None, to("seed")),
     f"{ROLLOUT}.name": Row(None, meanings.engine),
     f"{ROLLOUT}.tensor_model_parallel_size": Row(None, to("generation.vllm.tensorParallelSize")),
-    "trainer.save_freq": Row(-1, meanings.when_positive("checkpoints.everySteps")),
+    "trainer.save_freq": Row(-1, meanings.checkpoints),
     **renamed({"trainer.max_actor_ckpt_to_keep": None}),
     "trainer.test_freq": Row(-1, part_of("evaluation")),
     **{

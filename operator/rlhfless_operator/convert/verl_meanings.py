@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, number, one_of, to, trackers
+from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, one_of, to, trackers
 from rlhfless_operator.job.reading.familiar_names import our_choice
 from rlhfless_operator.job.reading.familiar_values import round_up
 
@@ -57,7 +57,7 @@ def of_gae(ours: str) -> Callable[[Any, Theirs], Outcome]:
 def gamma(value: Any, theirs: Theirs) -> Outcome:
     if theirs["algorithm.adv_estimator"] not in ("gae", "reinforce_plus_plus"):
         return None
-    return Written({"spec.algorithm.gamma": number(value)})
+    return Written({"spec.algorithm.gamma": float(value)})
 
 
 def loss_mode(value: Any, theirs: Theirs) -> Outcome:
@@ -75,8 +75,8 @@ def clip(field: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
         inherited = value is None or (name not in theirs.given and f"{ACTOR}.clip_ratio" in theirs.given)
         note = f"verl reads clip_ratio only where {field} is null; its default is 0.2"
         if inherited and value is not None:
-            return Written({f"spec.algorithm.{ours}": number(value)}, note)
-        return Written({f"spec.algorithm.{ours}": theirs.number(f"{ACTOR}.clip_ratio") if inherited else number(value)})
+            return Written({f"spec.algorithm.{ours}": float(value)}, note)
+        return Written({f"spec.algorithm.{ours}": theirs.number(f"{ACTOR}.clip_ratio") if inherited else float(value)})
 
     return convert
 
@@ -84,7 +84,7 @@ def clip(field: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
 def dual_clip(value: Any, theirs: Theirs) -> Outcome:
     if value is None or theirs[f"{ACTOR}.policy_loss.loss_mode"] != "vanilla":
         return None
-    return Written({"spec.algorithm.dualClip": number(value)})
+    return Written({"spec.algorithm.dualClip": float(value)})
 
 
 def aggregation(value: Any, theirs: Theirs) -> Outcome:
@@ -134,9 +134,9 @@ def correction(value: Any, theirs: Theirs) -> Outcome:
         none = {"spec.algorithm.importanceSampling.mode": "none"}
         return Written(none, "verl corrects nothing unless it is told to")
     *low, high = str(theirs["algorithm.rollout_correction.rollout_is_threshold"]).split("_")
-    settings: dict[str, Any] = {"mode": "mask" if low else "truncate", "level": "token", "high": number(high)}
+    settings: dict[str, Any] = {"mode": "mask" if low else "truncate", "level": "token", "high": float(high)}
     if low:
-        settings["low"] = number(low[0])
+        settings["low"] = float(low[0])
     if value == "sequence":
         settings["level"] = "sequence_product"
     written = {f"spec.algorithm.importanceSampling.{name}": each for name, each in settings.items()}
@@ -153,7 +153,7 @@ def rejection(value: Any, theirs: Theirs) -> Outcome:
     if value not in levels:
         return Left(f"{value} is no rejection here: {', '.join(levels)} are", {})
     *low, high = str(theirs["algorithm.rollout_correction.rollout_rs_threshold"]).split("_")
-    bounds = number(low[0]) if low else 1 / number(high), number(high)
+    bounds = float(low[0]) if low else 1 / float(high), float(high)
     settings = {"level": levels[value], "low": 1 / bounds[1], "high": 1 / bounds[0]}
     path = "spec.algorithm.importanceSampling.rejection"
     return Written(
@@ -290,7 +290,7 @@ def schedule(value: Any, theirs: Theirs) -> Outcome:
 
 def betas(value: Any, theirs: Theirs) -> Outcome:
     beta1, beta2 = value
-    return Written({"spec.optimizer.beta1": number(beta1), "spec.optimizer.beta2": number(beta2)})
+    return Written({"spec.optimizer.beta1": float(beta1), "spec.optimizer.beta2": float(beta2)})
 
 
 # --- model and run ---
@@ -324,7 +324,7 @@ def engine(value: Any, theirs: Theirs) -> Outcome:
 
 def length(value: Any, theirs: Theirs) -> Outcome:
     steps = theirs["trainer.total_training_steps"]
-    return Written({"spec.steps": int(steps)} if steps is not None else {"spec.epochs": round_up(number(value))})
+    return Written({"spec.steps": int(steps)} if steps is not None else {"spec.epochs": round_up(float(value))})
 
 
 def logger(value: Any, theirs: Theirs) -> Outcome:
@@ -333,8 +333,8 @@ def logger(value: Any, theirs: Theirs) -> Outcome:
     return trackers(value, str(theirs["trainer.project_name"]), "console", "file")
 
 
-def when_positive(ours: str) -> Callable[[Any, Theirs], Outcome]:
-    return lambda value, theirs: to(ours)(int(value), theirs) if value is not None and int(value) > 0 else None
+def checkpoints(value: Any, theirs: Theirs) -> Outcome:
+    return Written({"spec.checkpoints.everySteps": int(value)}) if value is not None and int(value) > 0 else None
 
 
 def critic_warmup(value: Any, theirs: Theirs) -> Outcome:
