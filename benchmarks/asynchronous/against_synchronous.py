@@ -35,7 +35,7 @@ from benchmarks.shared.machine import describe_machine
 from benchmarks.shared.records import write_record
 from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import generate, write_trace
 
@@ -86,7 +86,7 @@ def job_of(arm: str, folder: Path, arguments: argparse.Namespace) -> RLHFJob:
 def rehearse(arm: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run an arm; the means of its steady steps."""
     root = folder / arm
-    asyncio.run(run_locally(job_of(arm, folder, arguments), str(root), RunOptions(threads=1)))
+    asyncio.run(run_locally(job_of(arm, folder, arguments), str(root), threads=1))
     lines = (root / "metrics.jsonl").read_text().splitlines()
     records = [StepRecord.model_validate_json(line) for line in lines]
     return {

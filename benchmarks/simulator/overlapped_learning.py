@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.shared.records import described_run, write_record
 from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from rlhfless_operator.simulator.traces import generate, write_trace
 
 
@@ -57,7 +57,7 @@ def rehearse(folder: Path, overlap: str, arguments: argparse.Namespace) -> dict[
     prompts = arguments.prompts * arguments.actors
     job = job_of(overlap, folder, arguments.actors, prompts, arguments.steps, overlap, arguments.time_scale)
     root = folder / overlap
-    asyncio.run(run_locally(job, str(root), RunOptions(threads=1)))
+    asyncio.run(run_locally(job, str(root), threads=1))
     steps = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()][1:]
     scale = arguments.time_scale
 

@@ -38,12 +38,12 @@ def run(folder: Path, document: dict[str, Any], uri: str) -> list[dict[str, Any]
     """Bytes of each step's version and of its delta, of a whole job."""
     from rlhfless_functions import artifacts
     from rlhfless_operator.job.reading.validation import load_job
-    from rlhfless_operator.local.local_run import RunOptions, run_locally
+    from rlhfless_operator.local.local_run import run_locally
 
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(document))
     job = load_job(file).resolve_paths(file.parent)
-    asyncio.run(run_locally(job, uri, RunOptions(threads=1)))
+    asyncio.run(run_locally(job, uri, threads=1))
     records = [json.loads(line) for line in artifacts.read_bytes(artifacts.join(uri, "metrics.jsonl")).splitlines()]
     return [
         {

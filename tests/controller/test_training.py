@@ -16,7 +16,7 @@ from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.context import MakePlatform
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
@@ -71,7 +71,7 @@ def test_a_job_that_its_budget_suspended_comes_to_the_weights_of_one_that_never_
     file = tiny_job(steps=6, artifacts={"uri": "runs"})
     laptop = tmp_path / "laptop" / "tiny"
     job = load_job(file).resolve_paths(file.parent)
-    forecast = Decimal(asyncio.run(run_locally(job, str(laptop), RunOptions(threads=1)))["cost"])
+    forecast = Decimal(asyncio.run(run_locally(job, str(laptop), threads=1))["cost"])
 
     control_plane = tmp_path / "control-plane"
     control_plane.mkdir()
@@ -103,7 +103,7 @@ def test_the_same_document_and_seed_give_the_same_weights(
 
     # In the main thread, where alone signals can be handled.
     assert threading.current_thread() is threading.main_thread()
-    asyncio.run(run_locally(job, str(laptop), RunOptions(threads=1)))
+    asyncio.run(run_locally(job, str(laptop), threads=1))
 
     control_plane = tmp_path / "control-plane"
     control_plane.mkdir()

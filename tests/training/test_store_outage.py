@@ -16,7 +16,7 @@ from safetensors.torch import load
 from rlhfless_functions.api import Failed
 from rlhfless_operator.errors import StoreUnavailableError
 from rlhfless_operator.job.reading.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.training.requests.tasks import StageFailedError, check_retry
 
@@ -73,7 +73,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 def run_job(file: Path) -> dict[str, Any]:
     job = load_job(file).resolve_paths(file.parent)
-    return asyncio.run(run_locally(job, f"s3://{BUCKET}/{job.metadata.name}", RunOptions(threads=1)))
+    return asyncio.run(run_locally(job, f"s3://{BUCKET}/{job.metadata.name}", threads=1))
 
 
 def stop_after_first_step(store: Store, name: str) -> None:

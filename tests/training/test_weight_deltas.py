@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.reading.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from tests.training.whole_jobs import MakeJob, assert_equal_weights, final_weights, run_job
 
 STEPS = 4
@@ -44,7 +44,7 @@ def own_copies(artifact_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def run_in_store(file: Path, uri: str) -> list[dict[str, Any]]:
     """The records of its steps."""
     job = load_job(file).resolve_paths(file.parent)
-    asyncio.run(run_locally(job, uri, RunOptions(threads=1)))
+    asyncio.run(run_locally(job, uri, threads=1))
     lines = artifacts.read_bytes(artifacts.join(uri, "metrics.jsonl")).splitlines()
     return [json.loads(line)["metrics"] for line in lines]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.job.reading.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from rlhfless_operator.planner.history import History
 
 MakeJob = Callable[..., Path]
@@ -23,7 +23,7 @@ MakeJob = Callable[..., Path]
 async def train(file: Path, *, threads: int = 1) -> dict[str, Any]:
     """Run a job; its summary."""
     job = load_job(file).resolve_paths(file.parent)
-    return await run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", RunOptions(threads=threads))
+    return await run_locally(job, f"{job.spec.artifacts.uri}/{job.metadata.name}", threads=threads)
 
 
 def run_job(file: Path, *, threads: int = 1) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def run(
 
     The exit status is 3 if the next step would exceed spec.budget.
     """
-    from rlhfless_operator.local.local_run import JobFinishedError, RunOptions, run_locally
+    from rlhfless_operator.local.local_run import JobFinishedError, run_locally
     from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 
     job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
@@ -37,7 +37,7 @@ def run(
             typer.confirm(f"Delete everything in {root} and start over?", abort=True)
         artifacts.remove(root)
     try:
-        asyncio.run(run_locally(job, root, RunOptions(threads=threads or len(os.sched_getaffinity(0)))))
+        asyncio.run(run_locally(job, root, threads=threads or len(os.sched_getaffinity(0))))
     except JobFinishedError as error:
         typer.echo(str(error))
     except (KeyboardInterrupt, asyncio.CancelledError):

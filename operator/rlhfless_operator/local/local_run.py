@@ -6,7 +6,6 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -47,14 +46,6 @@ class JobChangedSinceItsEndError(UserError):
     """The job has already finished with a different document."""
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a local run besides the job."""
-
-    threads: int
-    """CPU threads to divide among the instances."""
-
-
 def threads_of(actors: ActorRange, preparers: int, threads: int) -> dict[Stage, int]:
     """Return the CPU threads of an instance of each stage.
 
@@ -68,12 +59,13 @@ def threads_of(actors: ActorRange, preparers: int, threads: int) -> dict[Stage, 
     }
 
 
-async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str, Any]:
+async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any]:
     """Train a job on this machine, and write a report.
 
     Args:
         job: the job, with resolved paths.
         root: URI of the job's folder.
+        threads: CPU threads to divide among the instances.
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
@@ -98,7 +90,7 @@ async def run_locally(job: RLHFJob, root: str, options: RunOptions) -> dict[str,
     def make_platform(on_state: StateListener) -> LocalPlatform:
         return LocalPlatform(
             keep_alive=job.spec.keep_alive_seconds(),
-            threads=threads_of(assignment.actors, job.spec.preparation.instances.max, options.threads),
+            threads=threads_of(assignment.actors, job.spec.preparation.instances.max, threads),
             log_path=log_path,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,

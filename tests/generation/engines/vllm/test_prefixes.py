@@ -29,7 +29,7 @@ from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import EngineSettings, ModelSettings, SamplingSettings
 from rlhfless_operator.job.reading.validation import load_job
-from rlhfless_operator.local.local_run import RunOptions, run_locally
+from rlhfless_operator.local.local_run import run_locally
 from tests.command_line import run_to_its_end
 from tests.generation.engines.shares import (
     SAMPLING,
@@ -308,7 +308,7 @@ def test_the_actors_of_a_job_compute_prefixes_once_where_that_pays(
 def test_the_actors_of_a_job_with_an_object_store_share_prefixes(tiny_job: Callable[..., Path], s3: str) -> None:
     job = tiny_job(**{**TWO_ACTORS, "steps": 1}, generation=generation(sharePrefixes="always"))
     write_prompts_with(job.parent / "train.jsonl", prefixes=2)
-    asyncio.run(run_locally(load_job(job).resolve_paths(job.parent), f"{s3}/runs", RunOptions(threads=1)))
+    asyncio.run(run_locally(load_job(job).resolve_paths(job.parent), f"{s3}/runs", threads=1))
     (record,) = records_of(f"{s3}/runs")
     assert record["plan"]["prefixes"] == "always, by generation.sharePrefixes"
     assert record["metrics"]["generation/prefixes/tokens_sent"] == 2 * 384
