@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -63,11 +62,11 @@ def plan(
         trace=trace,
         acceptance=acceptance,
         median_tokens=median_tokens,
-        startup_seconds=_duration("startup", startup),
-        instance_hour=_money("instance_hour", instance_hour),
+        startup_seconds=_parsed("startup", startup, parse_duration),
+        instance_hour=_parsed("instance_hour", instance_hour, parse_money),
         weights=weights or sorted({*WEIGHTS, job.spec.planning.cost_weight}),
-        deadline=_duration("deadline", deadline),
-        budget=_money("budget", budget),
+        deadline=_parsed("deadline", deadline, parse_duration),
+        budget=_parsed("budget", budget, parse_money),
     )
     found = forecast_job(job, question, look_around(os.environ, _products_of_nodes), fetched_config)
     if as_json:
@@ -85,26 +84,13 @@ def _products_of_nodes() -> list[str]:
     return products_of_nodes()
 
 
-def _duration(option: str, text: str | None) -> float | None:
-    """Read the seconds of an option such as `90s`.
+def _parsed(option: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+    """Read the value of an option, such as `90s` or `2.50`; None if it is not given.
 
     Raises:
         ValueError: naming the option.
     """
-    return None if text is None else _parsed(option, text, parse_duration)
-
-
-def _money(option: str, text: str | None) -> Decimal | None:
-    """Read the money of an option such as `2.50`.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    return None if text is None else _parsed(option, text, parse_money)
-
-
-def _parsed(option: str, text: str, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(text)
+        return None if text is None else parse(text)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from error

@@ -9,6 +9,8 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import StepSettings
 from rlhfless_operator.records.folder import JobFolder
 
+_FILE = "settings.jsonl"
+
 
 class SettingsSpan(BaseModel):
     """A line of `settings.jsonl`."""
@@ -60,9 +62,10 @@ def read_settings_history(folder: JobFolder) -> SettingsHistory:
     Raises:
         ArtifactCorruptError: the file is damaged.
     """
-    uri = _uri(folder)
+    uri = folder.file(_FILE)
+    lines = artifacts.read_bytes(uri).splitlines() if artifacts.exists(uri) else []
     try:
-        return SettingsHistory(SettingsSpan.model_validate_json(line) for line in _lines(uri))
+        return SettingsHistory(map(SettingsSpan.model_validate_json, lines))
     except ValidationError as error:
         raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error.errors()[0]['msg']}); restore it") from error
 
@@ -74,15 +77,7 @@ def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
         ArtifactUnwritableError: it can't be written.
     """
     content = "".join(f"{span.model_dump_json()}\n" for span in history.spans)
-    artifacts.write_bytes(_uri(folder), content.encode())
-
-
-def _uri(folder: JobFolder) -> str:
-    return folder.file("settings.jsonl")
-
-
-def _lines(uri: str) -> list[bytes]:
-    return artifacts.read_bytes(uri).splitlines() if artifacts.exists(uri) else []
+    artifacts.write_bytes(folder.file(_FILE), content.encode())
 
 
 def _fields(settings: StepSettings) -> dict[str, Any]:
