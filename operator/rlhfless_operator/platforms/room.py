@@ -35,12 +35,15 @@ def room_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> int
         None if there is no such pool, or if generation requests none of its GPUs.
     """
     pool = settings.pools.get(pool_of(job))
-    if pool is None or not (gpus := gpus_by_stage(job, settings.pods, pool)["generation"]):
+    if pool is None:
+        return None
+    gpus = gpus_by_stage(job, settings.pods, pool)
+    if not gpus["generation"]:
         return None
     room = min(pool.gpus, pool.share_of(namespace))
     if job.spec.asynchronous is not None:
-        room -= _gpus_beside_generation(job, settings.pods, pool)
-    return max(0, room) // gpus
+        room -= _gpus_beside_generation(job, gpus)
+    return max(0, room) // gpus["generation"]
 
 
 def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> str | None:
@@ -55,8 +58,7 @@ def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> 
     gpus, preparers = gpus_by_stage(job, settings.pods, pool), job.spec.preparation.instances.max
     room = min(pool.gpus, pool.share_of(namespace))
     if job.spec.asynchronous is not None:
-        beside = _gpus_beside_generation(job, settings.pods, pool)
-        return _why_not_ahead(job, name, pool, room, gpus["generation"], beside)
+        return _why_not_ahead(job, name, pool, room, gpus["generation"], _gpus_beside_generation(job, gpus))
     return too_many("preparation", preparers, gpus["preparation"], room, name) if preparers > 1 else None
 
 
@@ -91,9 +93,8 @@ def _why_not_ahead(job: RLHFJob, name: str, pool: PoolSettings, room: int, gener
     return None
 
 
-def _gpus_beside_generation(job: RLHFJob, defaults: PodsSpec, pool: PoolSettings) -> int:
+def _gpus_beside_generation(job: RLHFJob, gpus: Mapping[Stage, int]) -> int:
     """Return the GPUs of a pool that the stages after generation use at once."""
-    gpus = gpus_by_stage(job, defaults, pool)
     spec = job.spec
     return gpus["preparation"] * spec.preparation.instances.max + gpus["learning"] * spec.learning.instances.max
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, TolerationSpec, VolumeSpec, overlay
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, VolumeSpec, overlay
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.egress import egress_rules
 
@@ -160,12 +160,7 @@ def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Ite
     if settings.egress == "restricted":
         spec["policyTypes"] = ["Ingress", "Egress"]
         spec["egress"] = egress_rules(connects_to, job.namespace, settings.egress_rules)
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(job, policy_name(job.name)),
-        "spec": spec,
-    }
+    return _policy(job, policy_name(job.name), spec)
 
 
 def gang_policy_name(job: str, stage: Stage) -> str:
@@ -182,12 +177,7 @@ def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
     spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
     if settings.egress == "restricted":
         spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [together]}]}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(function.job, gang_policy_name(function.job.name, function.stage)),
-        "spec": spec,
-    }
+    return _policy(function.job, gang_policy_name(function.job.name, function.stage), spec)
 
 
 def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
@@ -198,7 +188,8 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
     pod for a window after its last request.
     """
     labels = job_selector(function.job.name) | {STAGE_LABEL: function.stage}
-    turns = _turns(function.slots)
+    slots = function.slots
+    turns = {POOL: slots.pool, GPUS: str(slots.gpus)} if slots is not None else {}
     timeout = math.ceil(settings.request_timeout)
     template = {
         "metadata": {
@@ -244,7 +235,7 @@ def threads_of(resources: ResourcesSpec | None) -> int:
 
 def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
     pods = function.pods
-    volumes = [(_volume_name(number, volume), volume) for number, volume in enumerate(pods.volumes or [])]
+    volumes = [(volume.name or f"volume-{number}", volume) for number, volume in enumerate(pods.volumes or [])]
     shared_memory: Manifest = {"medium": "Memory"}
     if pods.shared_memory is not None:
         shared_memory["sizeLimit"] = str(pods.shared_memory)
@@ -292,7 +283,7 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
     optional = {
         "imagePullSecrets": [{"name": name} for name in pods.image_pull_secrets or []],
         "nodeSelector": pods.node_selector,
-        "tolerations": [_toleration(toleration) for toleration in pods.tolerations or []],
+        "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in pods.tolerations or []],
         "affinity": pods.affinity,
         "priorityClassName": pods.priority_class,
         "runtimeClassName": pods.runtime_class,
@@ -311,20 +302,12 @@ def _env(function: StageFunction) -> list[Manifest]:
     ]
 
 
-def _turns(slots: SlotsWanted | None) -> dict[str, str]:
-    return {POOL: slots.pool, GPUS: str(slots.gpus)} if slots is not None else {}
-
-
 def _resources(resources: ResourcesSpec, slots: SlotsWanted | None) -> Manifest:
     asked: Manifest = resources.model_dump(by_alias=True, exclude_none=True)
     if slots is not None:
         for amounts in asked.values():
             amounts.pop(slots.resource, None)
     return asked
-
-
-def _volume_name(number: int, volume: VolumeSpec) -> str:
-    return volume.name or f"volume-{number}"
 
 
 def _source(volume: VolumeSpec) -> Manifest:
@@ -337,8 +320,9 @@ def _source(volume: VolumeSpec) -> Manifest:
     return {"configMap": {"name": volume.config_map}}
 
 
-def _toleration(toleration: TolerationSpec) -> Manifest:
-    return toleration.model_dump(by_alias=True, exclude_none=True)
+def _policy(job: JobIdentity, name: str, spec: Manifest) -> Manifest:
+    metadata = _metadata(job, name)
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
 def _metadata(job: JobIdentity, name: str, labels: Mapping[str, str] | None = None) -> Manifest:

@@ -159,6 +159,7 @@ def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence
     """
     group = next(slot.group for slot in slots if slot.name == chosen[0])
     names = sorted(slot.name for slot in slots if slot.group == group)
+    claims = [{"name": name, "resourceClaimName": name} for name in names]
     containers = pod["spec"]["containers"]
     position = [container["name"] for container in containers].index(CONTAINER)
     path = f"/spec/containers/{position}/resources"
@@ -168,7 +169,7 @@ def claims_patch(pod: Mapping[str, Any], slots: Sequence[Slot], chosen: Sequence
     annotation = SLOTS.replace("/", "~1")
     return [
         *patch,
-        {"op": "add", "path": "/spec/resourceClaims", "value": [_named(name) for name in names]},
+        {"op": "add", "path": "/spec/resourceClaims", "value": claims},
         {"op": "add", "path": f"{path}/claims", "value": [{"name": name} for name in chosen]},
         {"op": "add", "path": f"/metadata/annotations/{annotation}", "value": ",".join(chosen)},
     ]
@@ -180,7 +181,3 @@ def gpus_of(pod: Mapping[str, Any]) -> tuple[str, int] | None:
     if POOL not in annotations or GPUS not in annotations:
         return None
     return str(annotations[POOL]), int(annotations[GPUS])
-
-
-def _named(name: str) -> dict[str, str]:
-    return {"name": name, "resourceClaimName": name}

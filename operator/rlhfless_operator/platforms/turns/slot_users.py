@@ -1,6 +1,6 @@
 """The interface between the slots of a namespace and the jobs whose pods take turns on them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlhfless_functions.api import Stage
@@ -52,8 +52,5 @@ class SlotUser(Protocol):
         """Report a problem of the slots; an empty text ends it."""
 
 
-class Hope(Protocol):
-    """The question whether a task should keep waiting for a pod."""
-
-    def __call__(self) -> str | None:
-        """Return None to keep waiting, else the reason to stop."""
+Hope = Callable[[], str | None]
+"""Returns None if a task should keep waiting for a pod, else the reason to stop."""

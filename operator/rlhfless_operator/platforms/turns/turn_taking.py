@@ -189,12 +189,11 @@ class TurnTaking:
 
     def take(self, pod: str) -> None:
         """Assign a task to a pod."""
-        book = next(book for book in self._books.values() if pod in book.names)
-        book.taken(pod)
+        self._book_of(pod).taken(pod)
 
     def put_to_sleep(self, pod: str) -> None:
         """Put a pod to sleep, because another pod needs its slots."""
-        book = next(book for book in self._books.values() if pod in book.names)
+        book = self._book_of(pod)
         book.falls_asleep(pod)
         self._spawn(self._sleep(book, pod))
 
@@ -255,7 +254,7 @@ class TurnTaking:
     def end(self, pod: str) -> None:
         """End a pod without a task, to free its node's memory for another one. A new one starts when needed."""
         self._evicted.add(pod)
-        book = next(book for book in self._books.values() if pod in book.names)
+        book = self._book_of(pod)
         book.wanted = max(0, book.wanted - 1)
         book.on_change()
         self._spawn(self._remove(book.stage, pod))
@@ -267,6 +266,9 @@ class TurnTaking:
             self._on_problem(f"slots: {problem}")
 
     # --- the rest ---
+
+    def _book_of(self, pod: str) -> StagePods:
+        return next(book for book in self._books.values() if pod in book.names)
 
     def _staying(self, pods: Sequence[str]) -> list[str]:
         return [name for name in pods if name not in self._evicted]
