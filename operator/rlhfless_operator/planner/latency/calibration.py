@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -119,15 +119,7 @@ class Calibration:
 
     def _fit(self) -> LinearLatency:
         """Fit by iteratively reweighted least squares on relative errors, each parameter in units of its prior."""
-        scale = np.array(
-            [
-                self.prior.step_seconds,
-                self.prior.sequence_seconds,
-                self.prior.context_seconds,
-                self.prior.prefill_token_seconds,
-                self.prior.draft_seconds,
-            ]
-        )
+        scale = np.array(astuple(self.prior))
         known = scale > 0
         rows = np.array([(*each.features, each.seconds) for each in self._observations])
         matrix = (rows[:, :5] * scale / rows[:, 5:])[:, known]
