@@ -25,13 +25,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import generate_latest
 
-from rlhfless_functions.api import (
-    Failed,
-    Preload,
-    UnsupportedProtocolError,
-    dump_event,
-    parse_request,
-)
+from rlhfless_functions.api import Failed, Preload, UnsupportedProtocolError, dump_event, parse_request
 from rlhfless_functions.artifacts.peers import PATH, copy_token
 from rlhfless_functions.artifacts.relaying import growing_file, relayed
 from rlhfless_functions.runtime.addresses import address_of

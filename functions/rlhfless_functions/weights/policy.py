@@ -159,12 +159,7 @@ def publish_weights(
 
 
 def load_module(
-    folder: Path,
-    uri: str,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    *,
-    mapped: bool = False,
+    folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype, *, mapped: bool = False
 ) -> PreTrainedModel:
     """Build a module without initialising it, and fill it. Weights that need a conversion go transformers' slower way.
 

@@ -54,14 +54,7 @@ def workload_name(job: str, uid: str) -> str:
 
 
 def workload(
-    *,
-    version: str,
-    namespace: str,
-    job: str,
-    uid: str,
-    queue: str,
-    priority: int,
-    pod_sets: Sequence[PodSet],
+    *, version: str, namespace: str, job: str, uid: str, queue: str, priority: int, pod_sets: Sequence[PodSet]
 ) -> Document:
     """Return the manifest of a job's Workload.
 

@@ -13,12 +13,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from rlhfless_functions.api import STAGES, Stage
-from rlhfless_operator.controller.figures import (
-    RESPONSE_TOKENS,
-    planned_money,
-    response_tokens,
-    training_figures,
-)
+from rlhfless_operator.controller.figures import RESPONSE_TOKENS, planned_money, response_tokens, training_figures
 from rlhfless_operator.planner.pools.placement import DISTANCES
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.record import CHARGED_STATES, StepRecord

@@ -12,11 +12,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
-from rlhfless_functions.settings import (
-    DataSettings,
-    RewardSettings,
-    Settings,
-)
+from rlhfless_functions.settings import DataSettings, RewardSettings, Settings
 from rlhfless_operator.job.instance_gpus import instance_gpus
 from rlhfless_operator.job.instance_prices import instance_prices
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model

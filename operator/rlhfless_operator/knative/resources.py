@@ -115,12 +115,7 @@ class ResourceClient(Generic[Object]):
         )
 
     async def delete(
-        self,
-        namespace: str | None,
-        name: str,
-        *,
-        uid: str | None = None,
-        grace_period_seconds: int | None = None,
+        self, namespace: str | None, name: str, *, uid: str | None = None, grace_period_seconds: int | None = None
     ) -> bool:
         """Delete the object; False if there was none.
 

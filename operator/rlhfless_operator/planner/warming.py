@@ -9,13 +9,7 @@ _SLACK = 1.25
 """Factor by which an instance is kept longer than the gap to bridge, because gaps vary."""
 
 
-def wake_time(
-    durations: Sequence[float],
-    startup_seconds: float,
-    *,
-    instances: int,
-    late_price: float,
-) -> float:
+def wake_time(durations: Sequence[float], startup_seconds: float, *, instances: int, late_price: float) -> float:
     """Return when to wake `instances` instances, in seconds after the running stage began.
 
     An instance that is ready too early idles. One that is ready too late delays the step. If it is ready at R and the

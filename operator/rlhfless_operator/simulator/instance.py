@@ -38,15 +38,7 @@ class Instance:
         now: moment at which it is ready.
     """
 
-    def __init__(
-        self,
-        name: str,
-        latency: Latency,
-        now: float,
-        *,
-        max_batch: int,
-        kv_tokens: int,
-    ) -> None:
+    def __init__(self, name: str, latency: Latency, now: float, *, max_batch: int, kv_tokens: int) -> None:
         self.name = name
         self.now = now
         """Moment up to which the instance has run."""

@@ -165,13 +165,7 @@ class Run:
         return step
 
     def _generate(
-        self,
-        responses: list[Response],
-        division: Sequence[Indices],
-        foresight: Foresight,
-        price: float,
-        *,
-        held: bool,
+        self, responses: list[Response], division: Sequence[Indices], foresight: Foresight, price: float, *, held: bool
     ) -> GenerationRun:
         """Run generation.
 
@@ -227,12 +221,7 @@ class Run:
         return completions, preparation + tokens * scenario.learning_gpu_seconds(1.0), preparation
 
     def _train(
-        self,
-        prompts: Sequence[int],
-        generation: GenerationRun,
-        completions: Floats,
-        work: Floats,
-        preparation: Floats,
+        self, prompts: Sequence[int], generation: GenerationRun, completions: Floats, work: Floats, preparation: Floats
     ) -> TrainerRun:
         """Run preparation and learning."""
         scenario, settings = self._scenario, self._settings

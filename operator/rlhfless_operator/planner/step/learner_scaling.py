@@ -79,12 +79,7 @@ def neighbours(size: int, allowed: Sequence[int]) -> list[int]:
 
 
 def options(
-    measured: Mapping[int, Measured],
-    allowed: Sequence[int],
-    now: int,
-    *,
-    change_seconds: float,
-    idle_seconds: float,
+    measured: Mapping[int, Measured], allowed: Sequence[int], now: int, *, change_seconds: float, idle_seconds: float
 ) -> list[LearnerOption]:
     """Return the options of a plan: the known numbers, and their neighbours once there is a forecast for them.
 

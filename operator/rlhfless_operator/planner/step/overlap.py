@@ -45,13 +45,7 @@ class TrainerPlan:
 
 
 def run_trainer(
-    arrivals: Floats,
-    work: Floats,
-    free_from: Floats,
-    plan: TrainerPlan,
-    *,
-    start_seconds: float,
-    update_seconds: float,
+    arrivals: Floats, work: Floats, free_from: Floats, plan: TrainerPlan, *, start_seconds: float, update_seconds: float
 ) -> TrainerRun:
     """Work off groups in the order of their arrival.
 

@@ -34,10 +34,7 @@ class Situation:
 
 
 def look(
-    waiting: Mapping[int, Waiting],
-    processes: Collection[LocalProcess],
-    gpus: GpuAccount,
-    most: Callable[[Stage], int],
+    waiting: Mapping[int, Waiting], processes: Collection[LocalProcess], gpus: GpuAccount, most: Callable[[Stage], int]
 ) -> Situation:
     """Collect the waiting tasks, and the instances that could yield.
 

@@ -65,12 +65,7 @@ def least_seconds(
 
 
 def stale_seconds(
-    scenario: Scenario,
-    split: Split,
-    steps: Sequence[Sequence[Group]],
-    most_stale: int,
-    *,
-    regroups: bool = False,
+    scenario: Scenario, split: Split, steps: Sequence[Sequence[Group]], most_stale: int, *, regroups: bool = False
 ) -> float:
     """Return the bound of staleness alone: the one of `least_seconds`'s bounds that more GPUs hardly lower."""
     groups = [group for step in steps for group in step]

@@ -16,12 +16,7 @@ UNKNOWN_PAUSE_SECONDS = 0.5
 
 
 def open_migration(
-    spec: RLHFJobSpec,
-    plan: GenerationPlan,
-    latency: Latency,
-    *,
-    pause_seconds: float,
-    room: EngineRoom | None = None,
+    spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, *, pause_seconds: float, room: EngineRoom | None = None
 ) -> Migration:
     """Open the state machine of one step's generation.
 

@@ -7,12 +7,7 @@ from typing import Any
 from rlhfless_functions.api import LearnResult, Stage
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StageAccount, StepRecord
-from rlhfless_operator.records.status import (
-    RECENT_STEPS,
-    CheckpointStatus,
-    RLHFJobStatus,
-    StepStatus,
-)
+from rlhfless_operator.records.status import RECENT_STEPS, CheckpointStatus, RLHFJobStatus, StepStatus
 from rlhfless_operator.training.journal.ledger import Account
 
 

@@ -5,16 +5,7 @@ import time
 from functools import partial
 from typing import Any, Self
 
-from rlhfless_functions.api import (
-    BatchReference,
-    Event,
-    LearnRequest,
-    LearnResult,
-    Learnt,
-    Published,
-    Started,
-    Waiting,
-)
+from rlhfless_functions.api import BatchReference, Event, LearnRequest, LearnResult, Learnt, Published, Started, Waiting
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
