@@ -37,8 +37,7 @@ class Machine:
             number: Waiting(stage, (1, f"part-{number}"), loop.create_future()) for number, stage in enumerate(waiting)
         }
         loop.close()
-        situation = look(tasks, list(self.processes.values()), self.gpus, lambda stage: most)
-        return take_turns(situation.tasks, situation.use)
+        return take_turns(*look(tasks, list(self.processes.values()), self.gpus, lambda stage: most))
 
 
 def test_tasks_of_a_job_have_their_turns_in_their_order() -> None:

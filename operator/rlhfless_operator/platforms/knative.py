@@ -108,20 +108,20 @@ class KnativePlatform:
         Raises:
             PlatformUnavailableError: this is not possible now; the message has the reason and the remedy.
         """
-        opened = await self._objects.create()
+        token, endpoints = await self._objects.create()
         try:
             async with asyncio.timeout(_SYNC_SECONDS):
                 await self._watch.synced()
         except (ApiError, TimeoutError) as error:
             raise PlatformUnavailableError(f"the pods of {self._job.namespace} can't be watched: {error}") from error
-        self._token, self._endpoints = opened.token, opened.endpoints
+        self._token, self._endpoints = token, endpoints
         session = self._session = open_session()
         for stage, function in self._functions.items():
             self._scalers[stage] = StageScaler(
                 self._client,
                 session,
                 self._job.namespace,
-                opened.endpoints[stage],
+                endpoints[stage],
                 self._books[stage],
                 preload=function.preload,
                 keep_alive=self._keep_alive.get(stage, 0.0),

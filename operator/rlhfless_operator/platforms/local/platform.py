@@ -187,8 +187,8 @@ class LocalPlatform:
         while started:
             # A cut task stays in the list until it has noticed.
             waiting = {number: each for number, each in self._waiting.items() if not each.turn.done()}
-            situation = look(waiting, list(self._processes.values()), self._gpus, self._most)
-            turns = take_turns(situation.tasks, situation.use)
+            tasks, use = look(waiting, list(self._processes.values()), self._gpus, self._most)
+            turns = take_turns(tasks, use)
             started = False
             for number, name in turns.granted.items():
                 if (process := self._processes.get(name)) is not None:
@@ -198,7 +198,7 @@ class LocalPlatform:
                 else:
                     # Its turn comes when the instance is ready. Another task may need one too.
                     started = True
-                    self._start_for(waiting[number].stage, situation.use.homes[name])
+                    self._start_for(waiting[number].stage, use.homes[name])
             for name in turns.sleeps:
                 self._processes[name].falling_asleep = True
                 self._enter(self._processes[name], "switching")

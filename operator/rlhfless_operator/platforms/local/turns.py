@@ -24,22 +24,16 @@ class Waiting:
     """Done once its turn has come."""
 
 
-@dataclass(frozen=True)
-class Situation:
-    """The arguments of `take_turns`."""
-
-    tasks: Sequence[WaitingTask]
-    use: SlotUse
-    """Slots by instance. Instances that would have to start are in it by the names of their stages."""
-
-
 def look(
     waiting: Mapping[int, Waiting], processes: Collection[LocalProcess], gpus: GpuAccount, most: Callable[[Stage], int]
-) -> Situation:
+) -> tuple[Sequence[WaitingTask], SlotUse]:
     """Collect the waiting tasks, and the instances that could yield.
 
     The tasks of one job get their turns in their order. Preferring tasks that are closer to the end of the step, as
     among the jobs of a cluster, would cost a change of hands for each chunk of a batch that is prepared.
+
+    They are the arguments of `take_turns`. In the use of slots, instances that would have to start have the names of
+    their stages.
 
     Args:
         waiting: tasks by number.
@@ -76,7 +70,7 @@ def look(
         tasks.append(WaitingTask(number, _JOB, able, last="".join(last[-1:])))
     homes: dict[str, Sequence[str]] = {**gpus.homes, **unstarted}
     jobs = dict.fromkeys(homes, _JOB)
-    return Situation(tasks, SlotUse(homes, gpus.holders, jobs, set(idle_names), leaving, unstarted=unstarted))
+    return tasks, SlotUse(homes, gpus.holders, jobs, set(idle_names), leaving, unstarted=unstarted)
 
 
 def longest_asleep(

@@ -56,14 +56,6 @@ class Endpoint:
     """Name of the Revision."""
 
 
-@dataclass(frozen=True)
-class OpenJob:
-    """A job whose functions can be called."""
-
-    token: str
-    endpoints: Mapping[Stage, Endpoint]
-
-
 class JobObjects:
     """The objects of one job.
 
@@ -90,8 +82,9 @@ class JobObjects:
         self._settings = settings
         self._patience = patience
 
-    async def create(self) -> OpenJob:
-        """Create missing objects, update the others, and wait until Knative has Revisions.
+    async def create(self) -> tuple[str, Mapping[Stage, Endpoint]]:
+        """Create missing objects, update the others, and wait until Knative has Revisions. Return the job's token, and
+        its functions' endpoints.
 
         Raises:
             PlatformUnavailableError: an object can't be created; the message has the reason and the remedy.
@@ -107,7 +100,7 @@ class JobObjects:
                         await self._apply(self._policies, manifests.gang_policy(function, self._settings))
                 async with asyncio.TaskGroup() as tasks:
                     making = {function.stage: tasks.create_task(self._serve(function)) for function in self._functions}
-            return OpenJob(token, {stage: task.result() for stage, task in making.items()})
+            return token, {stage: task.result() for stage, task in making.items()}
         except BaseExceptionGroup as errors:
             raise _explained(errors.exceptions[0], self._job, self._settings) from errors
         except (ApiError, TimeoutError) as error:
