@@ -8,7 +8,7 @@ from rlhfless_operator.planner.pools.turns import Turns, take_turns
 from rlhfless_operator.platforms.base import InstanceState
 from rlhfless_operator.platforms.local.gpus import GpuAccount
 from rlhfless_operator.platforms.local.process import LocalProcess
-from rlhfless_operator.platforms.local.turns import Waiting, longest_asleep, look
+from rlhfless_operator.platforms.local.turns import UnplacedTask, longest_asleep, look
 
 EACH: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 2}
 
@@ -34,7 +34,8 @@ class Machine:
         """What is decided for tasks that wait, numbered from 0."""
         loop = asyncio.new_event_loop()
         tasks = {
-            number: Waiting(stage, (1, f"part-{number}"), loop.create_future()) for number, stage in enumerate(waiting)
+            number: UnplacedTask(stage, (1, f"part-{number}"), loop.create_future())
+            for number, stage in enumerate(waiting)
         }
         loop.close()
         return take_turns(*look(tasks, list(self.processes.values()), self.gpus, lambda stage: most))

@@ -25,7 +25,7 @@ from rlhfless_functions.api import (
 )
 from rlhfless_functions.data.prompts import Prompt, publish_prompts
 from rlhfless_functions.data.traces import TraceLengths
-from rlhfless_functions.generation.engines.replay import ReplayEngine, read_lengths
+from rlhfless_functions.generation.engines.emulated import EmulatedEngine, read_lengths
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -44,7 +44,7 @@ def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: fl
         listens_at: time when the instance has started, in monotonic seconds.
     """
     if stage == "generation":
-        return Generator(ReplayEngine(emulation, listens_at))
+        return Generator(EmulatedEngine(emulation, listens_at))
     return EmulatedPreparer(emulation) if stage == "preparation" else EmulatedLearner(emulation)
 
 

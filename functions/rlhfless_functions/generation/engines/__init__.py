@@ -1,7 +1,8 @@
 """The engines that compute tokens.
 
 - `base`: their interface. `choice`: select one.
-- `transformers`: ours on plain transformers models. `vllm/`: on vLLM. `replay`: an emulated GPU, which follows a trace.
+- `transformers`: ours on plain transformers models. `vllm/`: on vLLM. `emulated`: an emulated GPU, which follows a
+  trace.
 - Ours: `continuous_batch` with its `batch_rows`, `kept_rows`, `kv_cache`, `prefill`, `passes`, `attention` and
   `memory`.
 - `transformers` and `vllm/` draw tokens by `sampling`, with the `randomness` and `seeds` of a sample, and end at

@@ -26,7 +26,7 @@ from rlhfless_operator.platforms.base import (
 from rlhfless_operator.platforms.local.fork_server import ForkServer
 from rlhfless_operator.platforms.local.gpus import GpuAccount
 from rlhfless_operator.platforms.local.process import LocalProcess, instance_options
-from rlhfless_operator.platforms.local.turns import Waiting, longest_asleep, look
+from rlhfless_operator.platforms.local.turns import UnplacedTask, longest_asleep, look
 from rlhfless_operator.platforms.stream import open_session, run_task, shows_work
 
 _DRAIN_SECONDS = 10.0
@@ -74,7 +74,7 @@ class LocalPlatform:
         self._processes: dict[str, LocalProcess] = {}
         self._numbers = itertools.count(1)
         self._gpus = GpuAccount(gpus, gpus_per_instance or {})
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, UnplacedTask] = {}
         """Tasks without an instance, in their order."""
         self._numbers_of_tasks = itertools.count(1)
         self._fork_server = ForkServer(
@@ -157,7 +157,7 @@ class LocalPlatform:
     async def _acquire(self, stage: Stage, part: tuple[int, str]) -> LocalProcess:
         turn: asyncio.Future[LocalProcess] = asyncio.get_running_loop().create_future()
         number = next(self._numbers_of_tasks)
-        self._waiting[number] = Waiting(stage, part, turn)
+        self._waiting[number] = UnplacedTask(stage, part, turn)
         try:
             self._take_turns()
             process = await turn

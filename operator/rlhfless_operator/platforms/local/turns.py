@@ -14,7 +14,7 @@ _JOB = "this one"
 
 
 @dataclass(frozen=True)
-class Waiting:
+class UnplacedTask:
     """A task without an instance."""
 
     stage: Stage
@@ -25,7 +25,10 @@ class Waiting:
 
 
 def look(
-    waiting: Mapping[int, Waiting], processes: Collection[LocalProcess], gpus: GpuAccount, most: Callable[[Stage], int]
+    waiting: Mapping[int, UnplacedTask],
+    processes: Collection[LocalProcess],
+    gpus: GpuAccount,
+    most: Callable[[Stage], int],
 ) -> tuple[Sequence[WaitingTask], SlotUse]:
     """Collect the waiting tasks, and the instances that could yield.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
-from rlhfless_functions.generation.engines.replay import EOS, EmulatedBatch, ReplayEngine
+from rlhfless_functions.generation.engines.emulated import EOS, EmulatedBatch, EmulatedEngine
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
@@ -57,9 +57,9 @@ def emulation(trace: str, **changes: float) -> EmulationSettings:
     return EmulationSettings(trace=trace, prompts_per_step=PROMPTS, kv_tokens=10_000, **numbers | changes)
 
 
-def engine_of(trace: str, version: int = 0, **changes: float) -> tuple[ReplayEngine, Clock]:
+def engine_of(trace: str, version: int = 0, **changes: float) -> tuple[EmulatedEngine, Clock]:
     clock = Clock()
-    engine = ReplayEngine(emulation(trace, **changes), clock=clock, sleep=clock.sleep)
+    engine = EmulatedEngine(emulation(trace, **changes), clock=clock, sleep=clock.sleep)
     engine.load(MODEL, WeightsReference(version=version, uri="w"))
     return engine, clock
 
@@ -196,7 +196,7 @@ def test_the_time_scale_shortens_all_of_it(trace: str) -> None:
 
 def test_nothing_is_loaded_before_the_instance_has_started(trace: str) -> None:
     clock = Clock()
-    engine = ReplayEngine(emulation(trace, weight_load_seconds=3.0), 110.0, clock, clock.sleep)
+    engine = EmulatedEngine(emulation(trace, weight_load_seconds=3.0), 110.0, clock, clock.sleep)
     engine.load(MODEL, WeightsReference(version=0, uri="w"))
     assert clock.now == 113.0
 

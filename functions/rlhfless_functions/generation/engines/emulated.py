@@ -41,7 +41,7 @@ Key = tuple[int, int]
 """(prompt, index) of a sample."""
 
 
-class ReplayEngine:
+class EmulatedEngine:
     """Holds a trace instead of a model; see `Engine`. A response has its length in the trace at the step of its task.
 
     Args:
