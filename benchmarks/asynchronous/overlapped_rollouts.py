@@ -172,7 +172,7 @@ class Job:
                 Preparing(self.preparation),  # type: ignore[arg-type]
                 self._generate(shares, generators),
                 len(groups),
-                lambda part, attempt, chunk: chunk,  # type: ignore[arg-type, return-value]
+                lambda part, chunk, attempt: chunk,  # type: ignore[arg-type, return-value]
                 PreparationOutcome(),
                 instances=preparers,
                 driver=1,
