@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -210,22 +209,6 @@ def test_two_drivers_on_one_job(tiny_job: MakeJob) -> None:
     with pytest.raises(LeaseHeldError, match="is driven by process"):
         run_job(file)
     held.release()
-
-
-@pytest.mark.slow
-def test_a_job_that_an_earlier_version_began_goes_on(tiny_job: MakeJob) -> None:
-    """Its folder's document has fewer defaults, and the upper bound of importance weights under its earlier name."""
-    file = tiny_job(steps=1)
-    run_job(file)
-    begun = folder_of(file) / "job.yaml"
-    document = yaml.safe_load(begun.read_text())
-    algorithm = document["spec"]["algorithm"]
-    algorithm["importanceSampling"] = {"cap": 2.0}
-    algorithm["kl"]["estimator"] = "k3"
-    for name in ("sapoTemperaturePositive", "sapoTemperatureNegative"):
-        del algorithm[name]
-    begun.write_text(yaml.safe_dump(document))
-    assert run_job(tiny_job(steps=2))["steps"] == 2
 
 
 @pytest.mark.parametrize("level", ["token", "sequence_product", "geometric_mean"])

@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=hold)
 
 
 @pytest.fixture
-def prefetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def prefetches(cold_start: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances decode no further with stale weights once newer ones may come, until they are cut for them."""
     hook = tmp_path / "hook"
     hook.mkdir()
