@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=lambda: os.environ.update(RLHFLESS_CACHE=f"{f
 
 
 @pytest.fixture
-def own_copies(artifact_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_copies(cold_start: None, artifact_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each instance has copies of its own, as pods do."""
     hook = tmp_path / "hook"
     hook.mkdir()
