@@ -64,7 +64,7 @@ class Progress(Message):
     lengths: list[tuple[int, int, int]] = Field(default=[])
     """(prompt, index, response tokens) of the running samples."""
     room: EngineRoom | None = None
-    """The room in the engine, whatever the request; only in a request's first progress."""
+    """The room in the engine, the same for every request; only in a request's first progress."""
     decoding: DecodeCounts = DecodeCounts()
     """Counts of how the tokens were decoded."""
     prefetched_version: int | None = None

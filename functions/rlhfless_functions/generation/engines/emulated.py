@@ -31,7 +31,7 @@ from rlhfless_functions.settings import EngineSampling, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
 
 LEAST_PAUSE_SECONDS = 0.04
-"""Seconds below which decode steps are made together, so that dozens of instances can share a core."""
+"""Seconds below which decode steps are made together. Dozens of instances can then share a core."""
 EOS = 1
 """The token that ends a response."""
 _FIRST_TOKEN, _TOKENS = 2, 62
