@@ -22,7 +22,7 @@ INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/de
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage test-matrix test-vllm lint types figures bench docs site images e2e lock clean
+.PHONY: help run test test-all coverage test-matrix test-nightly test-vllm lint types figures bench docs site images e2e lock clean
 
 help: ## say what each target does
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,13 +45,16 @@ test: $(STAMP) ## set up, then run the tests but for the slow ones; ROOM=planner
 	$(TEST) $(addprefix tests/,$(ROOM))
 
 test-all: $(STAMP) ## set up, then run all tests but the matrix; property tests with new examples
-	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix"
+	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix and not nightly"
 
 coverage: $(STAMP) ## set up, then run the same tests and report their line coverage, in up to twice the time
-	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix" --cov --cov-report=term:skip-covered
+	HYPOTHESIS_PROFILE=ci $(TEST) -m "not matrix and not nightly" --cov --cov-report=term:skip-covered
 
 test-matrix: $(STAMP) ## set up, then run whole jobs with every pair of values of any two options (nightly; a quarter of an hour)
 	$(TEST) -m matrix tests/matrix
+
+test-nightly: $(STAMP) ## set up, then run what takes too long for any other run, such as jobs on a faulty store (half an hour)
+	$(TEST) -m nightly
 
 $(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }

@@ -95,7 +95,7 @@ def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     jobs.apply(short("undisturbed", **KEPT))
     jobs.wait_succeeded("undisturbed", 600)
     jobs.delete("undisturbed")
-    return weights_of(storage, "/artifacts/runs/undisturbed")
+    return weights_of(storage, storage.job("undisturbed"))
 
 
 @pytest.fixture

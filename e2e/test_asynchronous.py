@@ -39,7 +39,7 @@ def test_whatever_is_killed_no_group_is_lost_or_doubled_and_the_replay_has_the_w
 ) -> None:
     jobs.apply(short("ahead-undisturbed", steps=STEPS, **AHEAD))
     jobs.wait_succeeded("ahead-undisturbed", 900)
-    wanted = prompts_of(storage, "/artifacts/runs/ahead-undisturbed", steps=STEPS, staleness=STALENESS)
+    wanted = prompts_of(storage, storage.job("ahead-undisturbed"), steps=STEPS, staleness=STALENESS)
 
     jobs.apply(short("ahead", steps=STEPS, **AHEAD))
     for done, victim in enumerate(VICTIMS, start=1):
@@ -52,16 +52,16 @@ def test_whatever_is_killed_no_group_is_lost_or_doubled_and_the_replay_has_the_w
     status = jobs.wait_succeeded("ahead", 1200)
     assert status["step"] == STEPS
     assert status["driver"]["lease"] >= 2, "another operator went on"
-    assert steps_of(storage, "/artifacts/runs/ahead") == list(range(1, STEPS + 1))
-    taught = prompts_of(storage, "/artifacts/runs/ahead", steps=STEPS, staleness=STALENESS)
+    assert steps_of(storage, storage.job("ahead")) == list(range(1, STEPS + 1))
+    taught = prompts_of(storage, storage.job("ahead"), steps=STEPS, staleness=STALENESS)
     assert taught == wanted, "the groups are those of a run to which nothing happened"
-    assert "the same weights bit for bit" in replayer.replay("/artifacts/runs/ahead")
+    assert "the same weights bit for bit" in replayer.replay(storage.job("ahead"))
 
 
 def test_responses_that_go_on_with_newer_weights_are_whole_and_the_replay_has_the_weights(
     jobs: Jobs, kubectl: Kubectl, storage: Storage, options: Options, replayer: Replayer
 ) -> None:
-    root = "/artifacts/runs/switching"
+    root = storage.job("switching")
     # Actors that decode for long, beside a learner that is quick, meet newer weights.
     changes = {"async": {"maxStaleness": 2, "newWeights": "switch"}, "sampling": {"maxResponseTokens": 384}}
     jobs.apply(short("switching", steps=STEPS, **{**AHEAD, **changes}))

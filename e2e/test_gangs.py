@@ -32,12 +32,12 @@ def jobs(chart: Chart, kubectl: Kubectl) -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module")
-def alone(jobs: Jobs) -> str:
+def alone(jobs: Jobs, storage: Storage) -> str:
     """The folder of the job with one learning pod."""
     jobs.apply(short("one-learner", **GIVEN, learning={**LEARNING, "instances": {"max": 1}}))
     jobs.wait_succeeded("one-learner", 900)
     jobs.delete("one-learner")
-    return "/artifacts/runs/one-learner"
+    return storage.job("one-learner")
 
 
 def learners(storage: Storage, root: str) -> list[int]:
@@ -63,7 +63,7 @@ def test_two_pods_come_to_the_weights_of_one(jobs: Jobs, storage: Storage, alone
     jobs.apply(short("two-learners", **GIVEN, learning=LEARNING))
     jobs.wait_succeeded("two-learners", 900)
     jobs.delete("two-learners")
-    root = "/artifacts/runs/two-learners"
+    root = storage.job("two-learners")
     assert learners(storage, root) == [2] * STEPS
     assert distance(storage, root, alone) <= 1e-6 * STEPS
 
@@ -82,7 +82,7 @@ def test_a_step_goes_on_without_a_pod_that_is_lost(jobs: Jobs, kubectl: Kubectl,
 
 
 def test_a_pod_that_never_comes_is_waited_for_once(jobs: Jobs, kubectl: Kubectl, storage: Storage, alone: str) -> None:
-    name, root = "lonely-learner", "/artifacts/runs/lonely-learner"
+    name, root = "lonely-learner", storage.job("lonely-learner")
     most = max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in kubectl.list("nodes"))
     if most < 2:
         pytest.skip("no node offers two nvidia.com/gpu, of which a learning pod could take more than half")

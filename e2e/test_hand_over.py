@@ -63,7 +63,7 @@ def test_change_of_hands(one_slot: Jobs, kubectl: Kubectl, storage: Storage, mod
         wait_quietly(one_slot)
     lines = [json.loads(line) for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
     found = hand_overs(lines)
-    ledger = [json.loads(line) for line in storage.read(f"/artifacts/runs/{NAME}/ledger.jsonl").splitlines()]
+    ledger = [json.loads(line) for line in storage.read(f"{storage.job(NAME)}/ledger.jsonl").splitlines()]
     one_slot.delete(NAME)
     # In the first step each pod imports the model's code, and reads what no cache has yet.
     result = {

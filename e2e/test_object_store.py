@@ -41,7 +41,7 @@ def test_an_outage_changes_nothing(
     kubectl: Kubectl, storage: Storage, store: ObjectStore, undisturbed: str, stage: str
 ) -> None:
     name, jobs = f"outage-in-{stage}", Jobs(kubectl)
-    root = store.path(f"jobs/runs/{name}")
+    root = store.job(name)
     jobs.apply(short(name, **KEPT))
     jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
     store.kill(OUTAGE_SECONDS)
@@ -59,10 +59,10 @@ def test_an_asynchronous_job_loses_and_doubles_nothing_in_outages(
             jobs.wait(name, f"step {done} is done", lambda status, done=done: status.get("step", 0) >= done, 600)
             store.kill(OUTAGE_SECONDS)
         jobs.wait_succeeded(name, 900)
-        learnt[name] = prompts_of(storage, store.path(f"jobs/runs/{name}"), steps=AHEAD_STEPS, staleness=1)
+        learnt[name] = prompts_of(storage, store.job(name), steps=AHEAD_STEPS, staleness=1)
         jobs.delete(name)
     assert learnt["ahead"] == learnt["ahead-undisturbed"]
-    assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/runs/ahead")
+    assert "the same weights bit for bit" in replayer.replay(f"s3://{BUCKET}/jobs/{kubectl.namespace}/runs/ahead")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def without_relays(kubectl: Kubectl, storage: Storage, store: ObjectStore) -> st
     jobs.apply(short("no-relays", **KEPT, batch=LARGER))
     jobs.wait_succeeded("no-relays", 900)
     jobs.delete("no-relays")
-    return weights_of(storage, store.path("jobs/runs/no-relays"))
+    return weights_of(storage, store.job("no-relays"))
 
 
 @pytest.mark.parametrize(("name", "keep_alive"), [("relays", "5m"), ("relays-of-new-pods", "0s")])
@@ -80,7 +80,7 @@ def test_instances_pass_new_weights_on_to_each_other(
     kubectl: Kubectl, storage: Storage, store: ObjectStore, without_relays: str, name: str, keep_alive: str
 ) -> None:
     jobs = Jobs(kubectl)
-    root = store.path(f"jobs/runs/{name}")
+    root = store.job(name)
     relayed = {**KEPT["generation"], "keepAlive": keep_alive, "weightRelays": "auto"}
     jobs.apply(short(name, generation=relayed, batch=LARGER))
     policies = kubectl("get", "networkpolicies", f"--selector=rlhfless.io/job={name}", "--output=name")

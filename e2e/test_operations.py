@@ -51,7 +51,7 @@ def test_a_job_waits_for_quota_and_goes_on(
     )
     assert jobs.status("squeezed").get("phase") not in ("Failed", "Succeeded")
     jobs.kubectl("delete", "resourcequota", "tight")
-    finish_as(undisturbed, jobs, storage, "squeezed", "/artifacts/runs/squeezed")
+    finish_as(undisturbed, jobs, storage, "squeezed", storage.job("squeezed"))
 
 
 def test_an_upgrade_in_mid_run_changes_nothing(jobs: Jobs, storage: Storage, undisturbed: str, chart: Chart) -> None:

@@ -109,7 +109,7 @@ def test_rehearsals_in_turns_take_all_steps(chart: Chart, kubectl: Kubectl, stor
     names = names_of("rehearsed-turns")
     measured("rehearsed, in turns", rehearsed, [names], kubectl, storage)
     for name in names:
-        assert steps_of(storage, f"/artifacts/runs/{name}") == list(range(1, REHEARSED_STEPS + 1))
+        assert steps_of(storage, storage.job(name)) == list(range(1, REHEARSED_STEPS + 1))
 
 
 def names_of(prefix: str) -> list[str]:
@@ -138,7 +138,7 @@ def measured(
                 ends[name] = round(time.monotonic() - began, 1)
     names = [name for batch in batches for name in batch]
     spans: dict[str, list[dict[str, Any]]] = {
-        name: [json.loads(line) for line in storage.read(f"/artifacts/runs/{name}/ledger.jsonl").splitlines()]
+        name: [json.loads(line) for line in storage.read(f"{storage.job(name)}/ledger.jsonl").splitlines()]
         for name in names
     }
     account = dict.fromkeys(CHARGED_STATES, 0.0)
@@ -153,7 +153,7 @@ def measured(
         "pods": len({span["instance"] for each in spans.values() for span in each}),
     }
     if make is trained:
-        figures["weights"] = {name: weights_of(storage, f"/artifacts/runs/{name}") for name in names}
+        figures["weights"] = {name: weights_of(storage, storage.job(name)) for name in names}
     for name in names:
         kubectl.wait_for_pods(0, 180, **{"rlhfless.io__job": name})
         jobs.delete(name)

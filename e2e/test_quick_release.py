@@ -29,7 +29,7 @@ def run(jobs: Jobs, storage: Storage, name: str) -> tuple[dict[str, Any], str, d
 
     jobs.apply(short(name, steps=STEPS, **NOT_KEPT))
     status = jobs.wait(name, "succeeded", succeeded, 900)
-    root = f"/artifacts/runs/{name}"
+    root = storage.job(name)
     assert steps_of(storage, root) == list(range(1, STEPS + 1))
     weights = weights_of(storage, root)
     jobs.delete(name)

@@ -14,7 +14,7 @@ def test_reward_rises(applied: Applied, storage: Storage) -> None:
     assert (status["step"], status["progress"]) == (applied.steps, f"{applied.steps}/{applied.steps}")
     assert float(status["cost"]) > 0
     summary = json.loads(storage.read(f"{applied.root}/summary.json"))
-    assert summary["accuracy_after"] > summary["accuracy_before"] + 0.3
+    assert summary["held_out_reward_after"] > summary["held_out_reward_before"] + 0.3
     print(json.dumps(summary))
 
 
@@ -24,7 +24,7 @@ def test_the_weights_are_those_of_the_laptop(applied: Applied, storage: Storage,
     assert there == here
     ours = json.loads((laptop / "summary.json").read_text())
     theirs = json.loads(storage.read(f"{applied.root}/summary.json"))
-    assert theirs["accuracy_after"] == ours["accuracy_after"]
+    assert theirs["held_out_reward_after"] == ours["held_out_reward_after"]
 
 
 def test_pods_come_and_go_with_their_stages(applied: Applied) -> None:

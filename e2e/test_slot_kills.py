@@ -87,7 +87,7 @@ def test_pods_whose_claim_no_driver_prepares_are_told_of(
     assert health(status)["status"] == "False"
     driver.start()
     one_slot.wait(name, "its pods are healthy", lambda status: health(status).get("status") == "True", 300)
-    finish_as(undisturbed, one_slot, storage, name, f"/artifacts/runs/{name}")
+    finish_as(undisturbed, one_slot, storage, name, storage.job(name))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -96,7 +96,7 @@ def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
 ) -> None:
     """The pod that is to wake is stopped in its sleep. So the hand-over stays where it is for as long as it takes."""
     name = f"slots-between-before-{stage}"
-    root = f"/artifacts/runs/{name}"
+    root = storage.job(name)
     awake = AwakeSpans(kubectl, name)
     one_slot.apply(short(name, **ONE_GPU))
     operators = [pod for pod in kubectl.list("pods", **OPERATORS) if is_ready(pod)]

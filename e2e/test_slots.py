@@ -30,7 +30,7 @@ def spans(storage: Storage, root: str) -> list[dict[str, Any]]:
 
 
 def test_three_pods_share_one_gpu(one_slot: Jobs, kubectl: Kubectl, storage: Storage, undisturbed: str) -> None:
-    name, root = "one-slot", "/artifacts/runs/one-slot"
+    name, root = "one-slot", storage.job("one-slot")
     one_slot.apply(short(name, **ONE_GPU))
     awake = AwakeSpans(kubectl, name)
 
@@ -74,7 +74,7 @@ def test_the_quickstart_costs_what_it_does_on_a_machine_with_one_gpu(
     subprocess.run([*command, "--artifacts", str(folder)], check=True, stdout=subprocess.DEVNULL, env=environment)
     one_slot.apply(job)
     one_slot.wait_succeeded(name, 3000)
-    root = f"/artifacts/runs/{name}"
+    root = storage.job(name)
     here = [json.loads(line) for line in (folder / name / "ledger.jsonl").read_text().splitlines()]
     there = spans(storage, root)
     figures = {

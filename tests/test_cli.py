@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_the_control_plane_never_imports_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [("-h",), ("validate", "-h"), ("simulate", "-h")])
+def test_h_is_help(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"rlhfless {version('rlhfless')}\n")
 
 
 def test_validate_names_every_fault_and_exits_with_2(tiny_job: Callable[..., Path]) -> None:
@@ -90,10 +103,38 @@ def test_starting_over_asks_first(tiny_job: Callable[..., Path], tmp_path: Path)
     precious = tmp_path / "runs" / "tiny" / "weights" / "precious"
     precious.parent.mkdir(parents=True)
     precious.write_text("x")
+    (tmp_path / "runs" / "tiny" / "rlhfless.json").write_text("{}")
     result = call("run", str(file), "--fresh", answer="n\n")
     assert result.returncode == 1
     assert "start over?" in result.stdout
     assert precious.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--fresh", "--yes")])
+def test_a_folder_that_is_no_runs_keeps_its_files(
+    tiny_job: Callable[..., Path], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    file = tiny_job()
+    precious = [tmp_path / "runs" / "tiny" / name for name in ("model/a", "checkpoints/b", "results/c")]
+    for path in precious:
+        path.parent.mkdir(parents=True)
+        path.write_text("x")
+    result = call("run", str(file), *options)
+    assert result.returncode == 1
+    assert "is not empty (checkpoints, model, results) and not the folder of a job" in result.stderr
+    assert sorted(path for path in (tmp_path / "runs").rglob("*") if path.is_file()) == sorted(precious)
+
+
+def test_starting_over_keeps_a_model_that_the_job_reads(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
+    model = tmp_path / "runs" / "tiny" / "model"
+    file = tiny_job(model={"source": str(model)})
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model.parent / "rlhfless.json").write_text("{}")
+    result = call("run", str(file), "--fresh", "--yes")
+    assert result.returncode == 1
+    assert "is in the job's own folder" in result.stderr
+    assert (model / "config.json").exists()
 
 
 def test_a_run_without_a_model_has_nothing_to_sample(tmp_path: Path) -> None:

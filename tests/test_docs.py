@@ -1,22 +1,28 @@
 """The pages: their links lead somewhere, and what they list is all that there is."""
 
 import ast
+import json
 import re
 import runpy
+import statistics
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhfless_operator.controller.conditions import Reason
+from rlhfless_operator.controller.kueue import QUEUE_LABEL
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("charts/*/*.md")]
+PACKAGES = (REPOSITORY / "operator" / "rlhfless_operator", REPOSITORY / "functions" / "rlhfless_functions")
 NOTHING_WRONG = {
     Reason.VALID,
     Reason.SERVICES_CREATED,
     Reason.PREFLIGHT_PASSED,
     Reason.PODS_WORK,
     Reason.TRAINING,
+    Reason.ENGINE_AS_LEARNER,
     Reason.SOMETHING_TO_LEARN,
     Reason.NOT_SUSPENDED,
     Reason.SUCCEEDED,
@@ -44,6 +50,25 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
+def test_nobody_is_told_to_install_what_no_index_has() -> None:
+    for file in [*PAGES, *(file for package in PACKAGES for file in package.rglob("*.py"))]:
+        assert not re.search(r"pip install '?rlhfless|'rlhfless\[", file.read_text()), file
+
+
+def test_the_example_of_kueue_hangs_together() -> None:
+    section = (REPOSITORY / "docs" / "operations.md").read_text().partition("## Jobs that wait in a Kueue queue")[2]
+    made = {}
+    for block in re.findall(r"```yaml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL):
+        made |= {each["kind"]: each for each in yaml.safe_load_all(block)}
+    job, queue = made["RLHFJob"]["metadata"], made["LocalQueue"]
+    assert (job["namespace"], job["labels"][QUEUE_LABEL]) == (queue["metadata"]["namespace"], queue["metadata"]["name"])
+    assert queue["spec"]["clusterQueue"] == made["ClusterQueue"]["metadata"]["name"]
+    (group,) = made["ClusterQueue"]["spec"]["resourceGroups"]
+    (flavor,) = group["flavors"]
+    assert flavor["name"] == made["ResourceFlavor"]["metadata"]["name"]
+    assert [each["name"] for each in flavor["resources"]] == group["coveredResources"]
+
+
 def test_every_reason_that_asks_for_something_is_explained() -> None:
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
     explained = set(re.findall(r"^\| `([A-Z]\w+)` \|", page, re.MULTILINE))
@@ -55,9 +80,6 @@ def test_the_drawn_pictures_are_those_of_the_results() -> None:
     pictures = runpy.run_path(str(REPOSITORY / "docs" / "pictures.py"))["PICTURES"]
     for name, draw in pictures.items():
         assert draw() == (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(), f"python docs/pictures.py {name}"
-
-
-PACKAGES = (REPOSITORY / "operator" / "rlhfless_operator", REPOSITORY / "functions" / "rlhfless_functions")
 
 
 def the_map() -> str:
@@ -102,3 +124,30 @@ def test_the_map_answers_ten_questions_and_names_every_room() -> None:
     listed = set(re.findall(r"\b(\w+)/", the_map().partition("```")[2]))
     rooms = {file.parent.name for package in PACKAGES for file in package.glob("*/__init__.py")}
     assert rooms <= listed, rooms - listed
+
+
+def test_the_readme_has_the_savings_of_the_simulations_and_the_work_of_the_rehearsal() -> None:
+    results = REPOSITORY / "benchmarks"
+    scenarios = json.loads((results / "planning/results/policies.json").read_text())["scenarios"]
+    savings: dict[str, tuple[float, float]] = {}
+    for name, scenario in scenarios.items():
+        static, ours = ({row["policy"]: row for row in scenario["policies"]}[each] for each in ("static", "rlhfless"))
+        first, later = (1 - ours[key] / static[key] for key in ("first_epoch_gpu_seconds", "gpu_seconds"))
+        savings[name] = first, later
+    spans = json.loads((results / "simulator/results/rehearsal.json").read_text())
+    held: dict[tuple[str, str], float] = {}
+    for span in spans["spans"]:
+        gpus = spans["setting"]["learner_gpus"] if span["stage"] == "learning" else 1
+        if span["state"] != "asleep":
+            key = span["stage"], span["state"]
+            held[key] = held.get(key, 0.0) + gpus * (span["end"] - span["start"])
+    work = sum(seconds for (_, state), seconds in held.items() if state == "busy") / sum(held.values())
+    idle = held["learning", "idle"] / sum(held.values())
+
+    readme = (REPOSITORY / "README.md").read_text()
+    first, later = savings["paper-3b-gsm8k-grpo"]
+    text = f"**{first:.0%} fewer GPU-seconds in the first epoch**, {later:.0%} fewer afterwards"
+    assert text.replace("%", " %") in readme
+    first, later = (statistics.median(each) for each in zip(*savings.values(), strict=True))
+    assert f"{first:.0%} fewer in the first epoch, {later:.0%} fewer afterwards".replace("%", " %") in readme
+    assert f"{work:.0%} of the GPU-seconds held are work; the learner idles for {idle:.0%}".replace("%", " %") in readme

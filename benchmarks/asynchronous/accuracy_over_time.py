@@ -54,7 +54,9 @@ def main() -> None:
                 run = train("grpo", seed, options)
             found.append({str(step): accuracy for step, accuracy in run["accuracy"].items()})
             runs.append({"arm": arm, "seed": seed, "staleness": run["staleness"], "accuracy": found[-1]})
-            print(f"{arm}, seed {seed}: {run['accuracy_after']:.3f}, staleness {run['staleness']:.2f}", flush=True)
+            print(
+                f"{arm}, seed {seed}: {run['held_out_reward_after']:.3f}, staleness {run['staleness']:.2f}", flush=True
+            )
         jobs[arm] = {step: statistics.fmean(accuracy[step] for accuracy in found) for step in found[0]}
         measured = {**described_run(PACKAGES), "every": given.every, "threads": given.threads}
         write_record({**measured, "jobs": jobs, "runs": runs}, given.json)

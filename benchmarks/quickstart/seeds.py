@@ -61,7 +61,7 @@ def train(algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, A
         "gap": max(each["mismatch/mean_exp_abs"] for each in metrics),
         "rounds": statistics.fmean(each["dynamic_sampling/rounds"] for each in metrics),
         "staleness": statistics.fmean(each.get("generation/staleness", 0.0) for each in metrics),
-        "accuracy": {record["step"]: record["evaluation"]["accuracy"] for record in records if record["evaluation"]},
+        "accuracy": {record["step"]: record["evaluation"]["reward"] for record in records if record["evaluation"]},
         "weights_sha256": hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest(),
         "killed": killed,
     }
@@ -106,7 +106,8 @@ def main() -> None:
         for seed in arguments.seeds:
             result = train(algorithm, seed, arguments)
             runs.append({"seed": seed, "engine": arguments.engine, **result})
-            numbers = [result[key] for key in ("accuracy_before", "accuracy_after", "reward_first", "reward_last")]
+            keys = ("held_out_reward_before", "held_out_reward_after", "reward_first", "reward_last")
+            numbers = [result[key] for key in keys]
             cells = [algorithm, str(seed), *(f"{number:.3f}" for number in numbers)]
             cells += [f"{result['seconds']:.0f}", f"{result['gpu_seconds']:.0f}", f"{result['gap']:.6f}"]
             cells += [f"{result['rounds']:.2f}", str(sum(result["killed"].values())), result["weights_sha256"][:12]]

@@ -232,7 +232,7 @@ TRAINING = Page(
         Panel(
             "Evaluation",
             "Mean reward on prompts that are not trained on.",
-            (Query(series("rlhfless_evaluation_accuracy"), _JOB),),
+            (Query(series("rlhfless_evaluation_reward"), _JOB),),
         ),
         Panel(
             "Response lengths",

@@ -126,7 +126,7 @@ def in_stage(stage: str, storage: Storage, root: str) -> Callable[[dict[str, Any
 def reach(stage: str, jobs: Jobs, storage: Storage, job: dict[str, Any]) -> str:
     """Apply a job, and wait until it is in a stage of its second step or of a later one; the job's folder."""
     name = job["metadata"]["name"]
-    root = f"/artifacts/runs/{name}"
+    root = storage.job(name)
     jobs.apply(job)
     jobs.wait(name, f"in {stage} of the second step", in_stage(stage, storage, root), 400)
     return root

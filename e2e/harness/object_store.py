@@ -52,6 +52,10 @@ class ObjectStore:
         """Where an object is, for `Storage`."""
         return f"{_FOLDER}/{BUCKET}/{key}"
 
+    def job(self, name: str) -> str:
+        """A job's folder, for `Storage`, where the operator's base is the bucket's folder `jobs`."""
+        return self.path(f"jobs/{self._kubectl.namespace}/runs/{name}")
+
     def _wait_until_ready(self) -> None:
         self._kubectl("rollout", "status", f"deployment/{NAME}", f"--timeout={int(120 * self._kubectl.patience)}s")
 

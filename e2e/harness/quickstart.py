@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.jobs import QUICKSTART, Jobs, PodCounts, quickstart
 from harness.kubectl import Kubectl
+from harness.storage import folder_of
 
 NAME = "quickstart-grpo"
 
@@ -20,7 +21,7 @@ class Applied:
     pods: PodCounts
     """What was seen of its pods."""
     steps: int
-    root: str = f"/artifacts/runs/{NAME}"
+    root: str
     """Its folder."""
 
 
@@ -47,4 +48,4 @@ def apply(kubectl: Kubectl, steps: int | None) -> Applied:
             jobs.apply(quickstart(NAME, steps=steps))
         status = jobs.wait_succeeded(NAME, 3000)
         kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": NAME})
-    return Applied(status, pods, steps or quickstart(NAME)["spec"]["steps"])
+    return Applied(status, pods, steps or quickstart(NAME)["spec"]["steps"], folder_of(kubectl.namespace, NAME))

@@ -53,6 +53,15 @@ class Storage:
             names = [f"{self._kubectl.namespace}-{claim}" for claim in CLAIMS]
             self._kubectl("delete", "persistentvolume", *names, "--wait=false")
 
+    def lend(self, other: Kubectl) -> None:
+        """Make claims in another namespace on the same folders of the node."""
+        for claim in CLAIMS:
+            other.apply(_node_volume(other.namespace, claim, of=self._kubectl.namespace), _claim(claim, ""))
+
+    def take_back(self, other: Kubectl) -> None:
+        """Remove the volumes of another namespace; the folders stay."""
+        self._kubectl("delete", "persistentvolume", *(f"{other.namespace}-{each}" for each in CLAIMS), "--wait=false")
+
     def run(self, *command: str, given: bytes | None = None) -> str:
         """Run a command where the volumes are; its output."""
         stdin = ("--stdin",) if given is not None else ()
@@ -66,9 +75,18 @@ class Storage:
         self.run("mkdir", "-p", at)
         self.run("tar", "-x", "-C", at, given=packed.getvalue())
 
+    def job(self, name: str) -> str:
+        """A job's folder, with the default `artifacts.uri`."""
+        return folder_of(self._kubectl.namespace, name)
+
     def read(self, path: str) -> str:
         """A file's text."""
         return self.run("cat", path)
+
+
+def folder_of(namespace: str, name: str) -> str:
+    """The folder of a job that does not say another one."""
+    return f"/artifacts/{namespace}/runs/{name}"
 
 
 def _for_the_functions(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -78,7 +96,8 @@ def _for_the_functions(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if "__pycache__" in info.name else info
 
 
-def _node_volume(namespace: str, claim: str) -> dict[str, Any]:
+def _node_volume(namespace: str, claim: str, *, of: str | None = None) -> dict[str, Any]:
+    """A volume for a namespace's claim, on the folder of this namespace or of another one."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -87,7 +106,7 @@ def _node_volume(namespace: str, claim: str) -> dict[str, Any]:
             "accessModes": ["ReadWriteMany"],
             "capacity": {"storage": _SIZE},
             "claimRef": {"namespace": namespace, "name": claim},
-            "hostPath": {"path": f"{_NODE_FOLDER}/{namespace}/{claim}", "type": "DirectoryOrCreate"},
+            "hostPath": {"path": f"{_NODE_FOLDER}/{of or namespace}/{claim}", "type": "DirectoryOrCreate"},
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": "",
         },

@@ -1,5 +1,8 @@
 """The command line, `rlhfless`: its commands, and what an error prints."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from rlhfless_functions import artifacts
@@ -26,7 +29,24 @@ app = typer.Typer(
     help="Serverless RLHF: train a language model by RL, with GPUs held only while they work.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlhfless {version('rlhfless')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options before a command."""
+
 
 _COMMANDS = (
     run,

@@ -8,6 +8,25 @@ from itertools import pairwise
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+_COMMANDS = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)},
+    **{code: f"\\u{code:04x}" for code in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+    **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
+}
+"""Characters that are no text, as they are shown."""
+
+
+def printable(text: str) -> str:
+    """Return text that commands no terminal: its control characters, except for tabs and ends of lines, and those that
+    change the direction of writing become `\\x1b` and the like."""
+    return text.translate(_COMMANDS)
+
+
+def clipped(text: str, most: int) -> str:
+    """Return text of at most `most` characters; what is left out becomes `…`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def format_money(amount: Decimal, currency: str) -> str:
     """At least two decimals, and as many more (up to six) as two significant digits need: `0.0042 USD`."""
     places = 2 if amount == 0 else min(max(2, 1 - amount.adjusted()), 6)
@@ -23,11 +42,12 @@ def format_clock(seconds: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits without an exponent where that is readable: `0.0315`, `1.5`, `24,000`, `3.1e-06`."""
+    """Three significant digits without an exponent where that is readable: `0.0315`, `1.5`, `24,000`, `3.1e-06`,
+    `1e+16`."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
-    if size >= 1000:
+    if 1000 <= size < 1e12:
         return f"{value:,.0f}"
     if 0 < size < 1e-4:
         return f"{value:.1e}"

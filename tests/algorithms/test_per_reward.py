@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhfless_functions.algorithms.advantages import estimate_advantages
+from rlhfless_functions.algorithms.advantages import estimate_advantages, normalize_samples
 from rlhfless_functions.settings import AlgorithmSettings
 from tests.algorithms.trl_trainers import GROUP, changed
 from tests.algorithms.trl_trainers import grpo as grpo  # The fixture.
@@ -53,13 +53,8 @@ def test_advantages_are_those_of_trl(grpo: GRPOTrainer, rows: list[list[float | 
     ):
         theirs = grpo._generate_and_score_completions([{"prompt": "w2"}] * len(rows))["advantages"]
     ours = torch.cat([summed(rows[:GROUP], WEIGHTS), summed(rows[GROUP:], WEIGHTS)])
-    # The batch's normalisation is over tokens here, as in verl, and over samples in TRL.
-    kept = torch.tensor([any(score is not None for score in row) for row in rows])
-    if kept.sum() < 2:
-        return
-    whitened = torch.zeros_like(ours)
-    whitened[kept] = (ours[kept] - ours[kept].mean()) / (ours[kept].std() + 1e-4)
-    torch.testing.assert_close(whitened, theirs.double(), rtol=1e-5, atol=1e-5)
+    scored = torch.tensor([any(score is not None for score in row) for row in rows])
+    torch.testing.assert_close(normalize_samples(ours, scored), theirs.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_responses_with_equal_sums_stay_apart() -> None:

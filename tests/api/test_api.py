@@ -22,7 +22,7 @@ from rlhfless_functions.api import (
     parse_event,
     parse_request,
 )
-from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, KlSettings, RewardSettings
+from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, DataSettings, KlSettings, RewardSettings
 
 REQUESTS = get_args(get_args(RunRequest)[0])
 EVENTS = get_args(get_args(Event)[0])
@@ -103,6 +103,13 @@ def with_parts(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
+def with_one_source_or_several(data: dict[str, Any]) -> dict[str, Any]:
+    """Data that has `sources` where it has no `source`, and the other way round."""
+    if data["source"] is not None or data["sources"] is None:
+        data["sources"], data["source"] = None, data["source"] or "train.jsonl"
+    return data
+
+
 def whole(model: type[BaseModel]) -> st.SearchStrategy[Any]:
     """Any value of a model."""
     if model in WHOLE:
@@ -111,6 +118,8 @@ def whole(model: type[BaseModel]) -> st.SearchStrategy[Any]:
         fields = {name: anything(info.annotation, info.metadata) for name, info in model.model_fields.items()}
         return st.fixed_dictionaries(fields).map(lambda values: model(**with_parts(values)))
     fields = {name: anything(info.annotation, info.metadata) for name, info in model.model_fields.items()}
+    if model is DataSettings:
+        return st.fixed_dictionaries(fields).map(lambda values: model(**with_one_source_or_several(values)))
     if "protocol" in fields:
         fields["protocol"] = st.sampled_from([api.PROTOCOL, "1.7"])
     return st.fixed_dictionaries(fields).map(lambda values: model(**values))

@@ -1,10 +1,12 @@
 """Files and folders: a local disk, fsspec's memory and a real S3 server behave alike, for any thread and process."""
 
+import os
 import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -75,7 +77,7 @@ def test_what_is_not_there_is_missing(store: str) -> None:
 def test_what_is_no_json_is_corrupt(store: str) -> None:
     uri = artifacts.join(store, "x.json")
     artifacts.write_bytes(uri, b"{")
-    with pytest.raises(ArtifactCorruptError, match=r"x\.json is no JSON.*restore it"):
+    with pytest.raises(ArtifactCorruptError, match=r"x\.json is damaged.*restore it"):
         artifacts.read_json(uri)
 
 
@@ -119,3 +121,32 @@ def test_the_store_serves_a_forked_child_and_then_its_parent(s3: str) -> None:
         [sys.executable, "-c", textwrap.dedent(program), s3], capture_output=True, text=True, check=True, timeout=60
     )
     assert ran.stdout.split() == ["12"]
+
+
+def test_a_file_is_read_up_to_its_bound(store: str) -> None:
+    uri = artifacts.join(store, "file")
+    artifacts.write_bytes(uri, b"x" * 100)
+    assert artifacts.read_bytes(uri, most=100) == b"x" * 100
+    with pytest.raises(ArtifactCorruptError, match="has 100 bytes, more than 99: restore it"):
+        artifacts.read_bytes(uri, most=99)
+    artifacts.write_bytes(uri, b"")
+    assert artifacts.read_bytes(uri, most=99) == b""
+
+
+def test_a_sparse_file_and_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
+    sparse, pipe = tmp_path / "sparse.json", tmp_path / "pipe.json"
+    sparse.touch()
+    os.truncate(sparse, 2**30)
+    os.mkfifo(pipe)
+    with pytest.raises(ArtifactCorruptError, match="has 1073741824 bytes"):
+        artifacts.read_json(str(sparse))
+    with pytest.raises(ArtifactCorruptError, match="is no regular file"):
+        artifacts.read_json(str(pipe))
+
+
+@pytest.mark.parametrize("bomb", [b"[" + b"{}," * 600_000 + b"0]", b"[" * 100_000, b"[" + b"0," * 6_000_000 + b"0]"])
+def test_json_of_too_many_values_is_not_parsed(tmp_path: Path, bomb: bytes) -> None:
+    file = tmp_path / "bomb.json"
+    file.write_bytes(bomb)
+    with pytest.raises(ArtifactCorruptError, match="is damaged"):
+        artifacts.read_json(str(file))

@@ -32,6 +32,14 @@ def test_a_published_folder_has_a_manifest_of_sizes_and_checksums(store: str) ->
     assert json.loads(artifacts.read_bytes(artifacts.join(uri, "manifest.json")))["files"].keys() == files.keys()
 
 
+def test_files_can_be_read_by_all_who_may_read_the_folder(tmp_path: Path) -> None:
+    with artifacts.publish(str(tmp_path / "1")) as folder:
+        (folder / "private").write_bytes(b"")
+        (folder / "private").chmod(0o600)
+        readers = folder.stat().st_mode & 0o444
+    assert (tmp_path / "1" / "private").stat().st_mode & 0o777 == 0o600 | readers
+
+
 def test_nothing_is_visible_before_the_end_and_nothing_after_an_exception(store: str) -> None:
     uri = artifacts.join(store, "1")
     with pytest.raises(RuntimeError, match="stop"), artifacts.publish(uri) as folder:

@@ -46,5 +46,6 @@ def job_held_in(task: str, jobs: Jobs, artifacts: Path, **spec: Any) -> Iterator
 
 
 def recorded_steps(artifacts: Path) -> list[int]:
-    lines = (artifacts / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
+    (file,) = artifacts.glob("*/runs/job/metrics.jsonl")
+    lines = file.read_text().splitlines()
     return [json.loads(line)["step"] for line in lines]

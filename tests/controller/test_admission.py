@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rlhfless_operator.controller.admission import review
-from rlhfless_operator.controller.endpoints import ADMISSION_PATH, serve_admission
+from rlhfless_operator.controller.endpoints import ADMISSION_PATH, PeerTurns, TooManyQuestionsError, serve_admission
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import Operator
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, ClusterSettingsError
@@ -334,3 +334,41 @@ def test_an_api_server_creates_function_pods_that_go_quickly_and_creates_them_an
     assert created(server, function_pod())["terminationGracePeriodSeconds"] == 43200
     alone = created(server, staged(affinity=OWN_AFFINITY))
     assert alone["affinity"] == OWN_AFFINITY and "topologySpreadConstraints" not in alone
+
+
+async def test_the_api_server_waits_for_few_questions_of_another_peer() -> None:
+    turns, released, order = PeerTurns(), asyncio.Event(), []
+
+    async def ask(peer: str) -> None:
+        async with turns.of(peer):
+            order.append(peer)
+            await released.wait()
+
+    flood = [asyncio.create_task(ask("10.0.0.66")) for _ in range(256)]
+    await asyncio.sleep(0)
+    server = asyncio.create_task(ask("10.0.0.1"))
+    await asyncio.sleep(0)
+    assert order == ["10.0.0.66"] * 4 + ["10.0.0.1"]
+    with pytest.raises(TooManyQuestionsError, match=r"256 questions of 10\.0\.0\.66 wait already"):
+        await ask("10.0.0.66")
+    released.set()
+    await asyncio.gather(server, *flood)
+    assert not turns._peers, "nothing is kept of peers that have gone"
+
+
+async def test_with_an_authority_of_clients_nobody_else_is_answered(tmp_path: Path) -> None:
+    served, known, unknown = (tmp_path / name for name in ("served", "known", "unknown"))
+    for folder in (served, known, unknown):
+        folder.mkdir()
+        write_certificate(folder)
+    async with serve_admission(0, served, 5, clients=known / "tls.crt") as port, aiohttp.ClientSession() as session:
+        for client in (known, unknown, None):
+            context = trusting((served / "tls.crt").read_bytes())
+            if client is not None:
+                context.load_cert_chain(client / "tls.crt", client / "tls.key")
+            question = session.post(f"https://localhost:{port}/pods", json=asked(function_pod()), ssl=context)
+            if client == known:
+                assert (await question).status == 200
+            else:
+                with pytest.raises(aiohttp.ClientError):
+                    await question

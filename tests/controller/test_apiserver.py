@@ -32,7 +32,7 @@ def test_a_job_that_is_applied_succeeds(jobs: Jobs, tmp_path: Path) -> None:
     assert condition(status, "Accepted")["reason"] == "Valid"
     assert condition(status, "ServicesReady")["status"] == "True"
     assert condition(status, "Progressing")["status"] == "False"
-    assert (tmp_path / "runs" / "job" / "model" / "README.md").exists()
+    assert (tmp_path / jobs.namespace / "runs" / "job" / "model" / "README.md").exists()
     assert (emulation.opened, emulation.closed, emulation.removed) == (1, 1, 1)
 
 
@@ -48,7 +48,8 @@ def test_a_job_that_is_deleted_in_any_stage_is_gone_at_once(jobs: Jobs, tmp_path
         jobs.delete("job")
         jobs.wait_gone("job")
         assert emulation.closed == 1
-    lease = json.loads(max((tmp_path / "runs" / "job" / "leases").iterdir()).read_text())
+    leases = tmp_path / jobs.namespace / "runs" / "job" / "leases"
+    lease = json.loads(max(leases.glob("*-renewed.json")).read_text())
     assert lease["released"]
 
 
@@ -109,7 +110,7 @@ def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, tmp_path: Path) ->
     with running_operator(tmp_path):
         jobs.apply(small_job(steps=1, ttlAfterFinished="0s"))
         jobs.wait_gone("job")
-    assert (tmp_path / "runs" / "job" / "model" / "README.md").exists(), "the work stays"
+    assert (tmp_path / jobs.namespace / "runs" / "job" / "model" / "README.md").exists(), "the work stays"
 
 
 def test_steps_that_teach_nothing_are_a_condition_until_one_teaches_again(jobs: Jobs, tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_alive_and_measured(jobs: Jobs, tmp_path: Path) -> None:
     with running_operator(tmp_path, namespaces=(jobs.namespace,)) as operator:
         jobs.apply(small_job())
         jobs.wait_phase("job", "Succeeded")
-        assert json.loads(operator.get(operator.operator.liveness_port, "/healthz")) == {"stuck": []}
+        assert json.loads(operator.get(operator.operator.liveness_port, "/healthz")) == {"silent": []}
         numbers = dict(
             line.rsplit(" ", 1)
             for line in operator.get(operator.operator.metrics_port, "/metrics").splitlines()

@@ -27,7 +27,7 @@ from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember
 from tests.clusters.control_plane import ApiServer
 from tests.clusters.emulated_functions import Emulation, Held
-from tests.controller.operator_harness import fresh_namespace, job_server, jobs_path, running_operator, wait_for
+from tests.controller.operator_harness import Jobs, fresh_namespace, job_server, jobs_path, running_operator, wait_for
 from tests.controller.test_training import LocalFunctions
 from tests.jobs import small_job
 from tests.prerequisites import needs_api_server
@@ -47,15 +47,19 @@ POINTS = ("taken-2", "begun-4")
 def test_a_killed_operator_loses_and_doubles_no_group(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, deaths, log = tiny_job("ahead", **AHEAD, steps=5), tmp_path / "deaths.txt", tmp_path / "operator.log"
+    file, log = tiny_job("ahead", **AHEAD, steps=5), tmp_path / "operator.log"
     control_plane = tmp_path / "control-plane"
     control_plane.mkdir()
     begun: list[dict[str, Any]] = []
     taken: list[dict[str, Any]] = []
     with job_server(control_plane) as server, fresh_namespace(server) as jobs:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        # A thread of the job dies, which can write in the job's folder alone.
+        deaths = tmp_path / jobs.namespace / "runs" / "ahead" / "deaths.txt"
+        deaths.parent.mkdir(parents=True)
         module = "tests.controller.training_operator_process"
         command = [sys.executable, "-m", module, str(tmp_path), str(file.parent), jobs.namespace, str(deaths), *POINTS]
+        show_where(file, tmp_path, jobs)
         jobs.apply(yaml.safe_load(file.read_text()))
         for _ in POINTS:
             assert start(command, log).wait() == -signal.SIGKILL, log.read_text()
@@ -77,6 +81,11 @@ def test_a_killed_operator_loses_and_doubles_no_group(
     check_prompts(file)
     assert half_written(folder_of(file)) == []
     assert "5 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+def show_where(file: Path, artifacts: Path, jobs: Jobs) -> None:
+    """Let the folder of a local run lead to the one that the operator gives the job."""
+    folder_of(file).parent.symlink_to(artifacts / jobs.namespace / "runs")
 
 
 def columns(server: ApiServer, path: str) -> list[Any]:
@@ -163,6 +172,7 @@ def test_a_job_that_is_suspended_in_mid_rollout_and_then_by_its_budget_loses_and
     Stalling.let_go.clear()
     with job_server(control_plane) as server, fresh_namespace(server) as jobs:
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        show_where(file, tmp_path, jobs)
         with running_operator(tmp_path, open_platforms=stalling_functions, files=file.parent):
             jobs.apply(yaml.safe_load(file.read_text()))
             wait_for(Stalling.stalled.is_set, lambda: str(jobs.status("ahead")), seconds=300)

@@ -106,7 +106,7 @@ def test_every_bad_document_is_refused_with_a_reason(
         for name in accepted[:20]:
             assert jobs.status(name)["phase"] == "Failed"
         assert requests_of(operator) == before, "nothing goes in circles"
-        assert "stuck" in operator.get(operator.operator.liveness_port, "/healthz")
+        assert "silent" in operator.get(operator.operator.liveness_port, "/healthz")
 
 
 def odd_documents() -> Iterator[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_odd_documents_do_no_harm(server: ApiServer, s3: str, tmp_path: Path, mo
                 assert status["message"]
         jobs.apply(small_job("good"))
         jobs.wait_phase("good", "Succeeded")
-        assert json.loads(operator.get(operator.operator.liveness_port, "/healthz")) == {"stuck": []}
+        assert json.loads(operator.get(operator.operator.liveness_port, "/healthz")) == {"silent": []}
 
 
 def is_bad(document: dict[str, Any]) -> bool:

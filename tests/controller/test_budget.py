@@ -80,7 +80,7 @@ def test_the_gpus_of_a_charts_default_pods_are_counted(jobs: Jobs, tmp_path: Pat
     with running_operator(tmp_path, Emulation(task_seconds=SECONDS), pods=EIGHT_GPUS):
         jobs.apply(small_job(steps=1))
         jobs.wait_phase("job", "Succeeded", "Failed")
-    status = read_status(JobFolder(str(tmp_path / "runs" / "job")))
+    status = read_status(JobFolder(str(tmp_path / jobs.namespace / "runs" / "job")))
     assert status is not None
     assert status.gpu_seconds == pytest.approx(8 * status.instance_seconds)
 
@@ -135,4 +135,4 @@ def test_an_operator_that_starts_anew_leaves_a_job_without_a_budget_alone(jobs: 
         jobs.apply(small_job("other"))
         jobs.wait_phase("other", "Succeeded")
         assert jobs.status("job")["phase"] == "Suspended"
-        assert not emulation.tasks(str(tmp_path / "runs" / "job"))
+        assert not emulation.tasks(str(tmp_path / jobs.namespace / "runs" / "job"))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
+from rlhfless_operator.formatting import printable
 from rlhfless_operator.job.resource_status import Condition, ResourceStatus
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -84,7 +85,7 @@ def test_whatever_happens_there_is_one_condition_of_a_type_and_one_truth(turns: 
         assert ("Complete" in true) == (status.phase == "Succeeded")
         assert ("Failed" in true) == (status.phase == "Failed")
         assert ("Progressing" in true) == (status.phase == "Running")
-        assert (status.phase, status.reason, status.message) == (turn.phase, turn.reason, turn.message)
+        assert (status.phase, status.reason, status.message) == (turn.phase, turn.reason, printable(turn.message))
         assert status.observed_generation == number
         assert (status.completion_time is not None) == status.settled
 
@@ -97,3 +98,12 @@ def test_every_type_and_reason_is_explained() -> None:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 assert isinstance(after, ast.Expr), ast.unparse(node)
                 assert isinstance(after.value, ast.Constant), ast.unparse(node)
+
+
+def test_a_message_of_megabytes_and_commands_is_clipped_and_shown() -> None:
+    status = apply(
+        ResourceStatus(), conditions.failed(Reason.TRAINING_FAILED, "\x1b[2J" + "x" * 4_000_000), generation=1
+    )
+    assert status.message.startswith("\\x1b[2Jxxx")
+    assert len(status.message) == 8000
+    assert all(len(condition.message) <= 8000 for condition in status.conditions)

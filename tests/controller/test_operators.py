@@ -31,7 +31,7 @@ def test_an_operator_that_stops_says_so_and_the_next_goes_on(jobs: Jobs, tmp_pat
 
 
 def test_a_job_that_another_driver_has_waits_for_its_lease(jobs: Jobs, tmp_path: Path) -> None:
-    lease = Lease.acquire(str(tmp_path / "runs" / "job"))
+    lease = Lease.acquire(str(tmp_path / jobs.namespace / "runs" / "job"))
     with running_operator(tmp_path):
         jobs.apply(small_job())
         status = jobs.wait("job", lambda status: status.get("reason") == "WaitingForLease")

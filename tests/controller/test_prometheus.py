@@ -90,6 +90,23 @@ async def train(metrics: OperatorMetrics, root: Path, emulation: Emulation, **sp
         assert len(ready) <= 1, "it is opened once"
 
 
+async def test_the_gpu_seconds_of_the_operator_and_of_the_summary_are_of_gpus(tmp_path: Path) -> None:
+    metrics = OperatorMetrics()
+    pods = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    summary = await train(metrics, tmp_path, Emulation(task_seconds=0.01), learning={"pods": pods})
+    seconds = {
+        stage: sum(
+            value
+            for name, having, value in samples(metrics)
+            if name == "gpu_seconds_total" and having["stage"] == stage
+        )
+        for stage in ("generation", "preparation", "learning")
+    }
+    assert seconds["generation"] == 0, "only the learner's pods have GPUs"
+    assert sum(seconds.values()) == pytest.approx(summary["gpu_seconds"], abs=0.8)
+    assert 0 < summary["gpu_seconds"] <= 8 * summary["instance_seconds"]
+
+
 async def test_every_metric_is_there_under_its_name(tmp_path: Path) -> None:
     metrics = OperatorMetrics()
     metrics.show_phase("ns", "job", "Running")

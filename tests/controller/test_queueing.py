@@ -63,7 +63,7 @@ def test_an_evicted_job_stops_gives_its_quota_back_and_goes_on_later(jobs: Jobs,
 
     evicting = True
     emulation = Emulation(holding=hold_the_second_step)
-    root = str(tmp_path / "runs" / "job")
+    root = str(tmp_path / jobs.namespace / "runs" / "job")
     with running_operator(tmp_path, emulation):
         jobs.apply(queued(small_job(backoffLimit=0)))
         kueue.admit()

@@ -9,7 +9,7 @@ import pytest
 from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.outcome import outcome_of, pause_before_restart
-from rlhfless_operator.controller.resource import JobResource, expiry, next_action, resolved, root_of
+from rlhfless_operator.controller.resource import JobResource, expiry, next_action, resolved
 from rlhfless_operator.errors import StoreUnavailableError
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.resource_status import (
@@ -24,6 +24,7 @@ from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedE
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.lease import LeaseHeldError, LeaseLostError
 from rlhfless_operator.training.requests.tasks import StageFailedError
+from rlhfless_operator.training.stages.mismatch import MismatchError
 from rlhfless_operator.training.stages.unscorable import UnscorableError
 from tests.jobs import small_job
 
@@ -93,18 +94,6 @@ def test_a_taken_folder_is_tried_again_once_the_job_may_adopt_it() -> None:
     assert next_action(resource(adopt=True), status("Failed", reason=Reason.TRAINING_FAILED)) == "none"
 
 
-@pytest.mark.parametrize(
-    ("uri", "root"),
-    [
-        ("runs", "s3://bucket/base/runs/job"),
-        ("/mnt/runs", "/mnt/runs/job"),
-        ("s3://other/x", "s3://other/x/job"),
-    ],
-)
-def test_the_folder_is_the_laptops_with_relative_paths_taken_from_the_base(uri: str, root: str) -> None:
-    assert root_of(resource(artifacts={"uri": uri}).job(), "s3://bucket/base") == root
-
-
 def test_paths_are_taken_from_the_files_of_the_pods() -> None:
     spec = resolved(resource().job(), "/files").spec
     assert (spec.model.source, spec.data.source) == ("/files/model", "/files/data.jsonl")
@@ -119,6 +108,8 @@ def test_how_a_driver_ends_decides_what_comes_next() -> None:
     assert outcome_of(ValueError("why")).kind == "failed"
     unscorable = outcome_of(UnscorableError("why"))
     assert (unscorable.kind, unscorable.reason, unscorable.message) == ("failed", Reason.UNSCORABLE, "why")
+    mismatch = outcome_of(MismatchError("why"))
+    assert (mismatch.kind, mismatch.reason, mismatch.message) == ("failed", Reason.MISMATCH, "why")
     spent = outcome_of(BudgetExhaustedError("why"))
     assert (spent.kind, spent.reason, spent.message) == ("suspended", Reason.BUDGET_EXHAUSTED, "why")
     assert outcome_of(DeadlineExceededError("")).reason == Reason.DEADLINE_EXCEEDED

@@ -37,7 +37,7 @@ def limit(jobs: Jobs, gpus: str) -> None:
 
 def test_a_job_has_as_many_actors_as_its_pool_has_gpus_for(jobs: Jobs, tmp_path: Path) -> None:
     assert actors_of(jobs, tmp_path, POOLS) == 3
-    recorded = yaml.safe_load((tmp_path / "runs" / "job" / "job.yaml").read_text())
+    recorded = yaml.safe_load((tmp_path / jobs.namespace / "runs" / "job" / "job.yaml").read_text())
     assert recorded["spec"]["generation"]["instances"] == {"min": 1}, "the number is no part of the job"
 
 

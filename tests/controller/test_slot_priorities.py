@@ -105,7 +105,7 @@ def jobs(server: ApiServer, emulation: Emulation, tmp_path: Path, monkeypatch: p
 def test_at_every_change_of_hands_the_higher_priority_goes_first_and_the_lower_one_ends(
     jobs: Jobs, emulation: Emulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot = ContestedSlot(tmp_path)
+    slot = ContestedSlot(tmp_path / jobs.namespace)
     slot.install(monkeypatch)
     emulation.lingering = slot.lingering
     for name, priority in PRIORITIES.items():
@@ -117,7 +117,7 @@ def test_at_every_change_of_hands_the_higher_priority_goes_first_and_the_lower_o
     assert sum(isinstance(request, GenerationRequest) for request in emulation.requests) == 2 * STEPS
 
     # An emulated pod takes its task when it is its turn: each task of the list had the slot after the one before.
-    turns = [(job_of(tmp_path, request), type(request)) for request in emulation.requests]
+    turns = [(job_of(tmp_path / jobs.namespace, request), type(request)) for request in emulation.requests]
     last = max(number for number, (job, _) in enumerate(turns) if job == "high")
     ends = [number for number, (_, stage) in enumerate(turns[:last]) if stage is GenerationRequest]
     assert {turns[number][0] for number in ends} == set(PRIORITIES), "there was a choice after both jobs' turns"

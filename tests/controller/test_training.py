@@ -88,7 +88,7 @@ def test_a_job_that_its_budget_suspended_comes_to_the_weights_of_one_that_never_
     assert stopped["step"] < 6
     assert Decimal(stopped["cost"]) <= forecast / 2
     assert status["phase"] == "Succeeded", status
-    assert_equal_weights(weights_in(tmp_path / "cluster" / "runs" / "tiny"), weights_in(laptop))
+    assert_equal_weights(weights_in(tmp_path / "cluster" / jobs.namespace / "runs" / "tiny"), weights_in(laptop))
 
 
 @pytest.mark.timeout(600)
@@ -113,7 +113,7 @@ def test_the_same_document_and_seed_give_the_same_weights(
             jobs.apply(yaml.safe_load(file.read_text()))
             status = jobs.wait_phase("tiny", "Succeeded", "Failed", seconds=400)
     assert status["phase"] == "Succeeded", status
-    cluster = tmp_path / "cluster" / "runs" / "tiny"
+    cluster = tmp_path / "cluster" / jobs.namespace / "runs" / "tiny"
     assert_equal_weights(weights_in(cluster), weights_in(laptop))
     left = {path.name for path in laptop.iterdir()} - {path.name for path in cluster.iterdir()}
     assert left == set(), "the very layout of a laptop's folder"

@@ -39,9 +39,41 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=t
     trainer.experiment_name=theirs trainer.total_training_steps=2
 """
 
+TRL_COMMAND = """\
+accelerate launch --num_processes 1 train_grpo.py --model_name_or_path {model} --dataset_name train.jsonl \\
+    --reward_funcs reward.reward --output_dir runs/theirs --learning_rate 1e-3 --max_steps $((2 * 2)) \\
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --steps_per_generation 4 --num_generations 4 \\
+    --max_completion_length 16 --gradient_checkpointing false
+"""
+
+TRL_SCRIPT = """\
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from reward import reward
+
+STEPS = 2
+config = GRPOConfig(
+    output_dir="runs/theirs", learning_rate=1e-3, max_steps=STEPS * 2, per_device_train_batch_size=4,
+    gradient_accumulation_steps=2, steps_per_generation=4, num_generations=4, max_completion_length=16,
+    gradient_checkpointing=False,
+)
+train = load_dataset("json", data_files="train.jsonl", split="train")
+GRPOTrainer(model="{model}", reward_funcs=[reward], args=config, train_dataset=train).train()
+"""
+
+OPENRLHF = """\
+ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain {model} --remote_rm_url scores.py \\
+    --prompt_data train.jsonl --input_key prompt --apply_chat_template --save_path runs/theirs --rollout_batch_size 4 \\
+    --n_samples_per_prompt 4 --train_batch_size 8 --prompt_max_len 16 --generate_max_len 16 \\
+    --advantage_estimator group_norm --init_kl_coef 0 --actor_learning_rate 1e-3 --num_episodes 1
+"""
+
 VERL_REWARD = (
     "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return len(solution_str)\n"
 )
+
+OPENRLHF_REWARD = "def reward_func(queries, prompts, labels):\n    return [float(len(query)) for query in queries]\n"
 
 
 def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,8 +81,17 @@ def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+FILES = [
+    ("theirs.yaml", TRL),
+    ("theirs.sh", VERL),
+    ("command.sh", TRL_COMMAND),
+    ("script.py", TRL_SCRIPT),
+    ("ray.sh", OPENRLHF),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "text"), [("theirs.yaml", TRL), ("theirs.sh", VERL)])
+@pytest.mark.parametrize(("name", "text"), FILES)
 def test_a_converted_job_trains_to_its_end(
     tiny_job: Callable[..., Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
@@ -58,9 +99,18 @@ def test_a_converted_job_trains_to_its_end(
     monkeypatch.chdir(folder)
     (folder / name).write_text(text.format(model=tiny_model))
     (folder / "verl_reward.py").write_text(VERL_REWARD)
+    (folder / "scores.py").write_text(OPENRLHF_REWARD)
     result = convert(name, "--output", "theirs-job.yaml")
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
+    settings = yaml.safe_load((folder / "theirs-job.yaml").read_text())
+    if text == OPENRLHF:  # its length is in epochs
+        settings["spec"] |= {"steps": settings["spec"].pop("epochs") * 2}
+        (folder / "theirs-job.yaml").write_text(yaml.safe_dump(settings))
+    checked = subprocess.run(
+        [sys.executable, "-m", "rlhfless_operator", "validate", "theirs-job.yaml"], capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
     run_to_its_end(folder / "theirs-job.yaml")
     run = folder / "runs" / "theirs"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

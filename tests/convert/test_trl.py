@@ -229,9 +229,10 @@ def test_a_value_of_the_wrong_kind_is_left() -> None:
 def test_a_published_configuration_becomes_a_valid_job_with_every_field_accounted_for(tmp_path: Path) -> None:
     file = tmp_path / "deepmath.yaml"
     file.write_text(DEEPMATH)
-    whose, given = read_configuration(file)
+    configuration = read_configuration(file)
+    given = configuration.fields
     conversion = convert_trl(given, file.name)
-    assert whose == "trl"
+    assert (configuration.peer, configuration.processes) == ("trl", None)
     job = parse_job(job_yaml(conversion))
     spec = job.spec
     assert job.metadata.name == "deep-math"
@@ -251,8 +252,9 @@ def test_a_published_configuration_becomes_a_valid_job_with_every_field_accounte
     report = table(conversion)
     for name in given:
         assert f"{name}: " in report, name
-    assert left(conversion).keys() == {"dataset_name", "reward_funcs", "eval_strategy", "top_p"}
-    assert "load_dataset as d; d('trl-lib/DeepMath-103K', split='train')" in report
+    assert left(conversion).keys() == {"reward_funcs", "top_p"}
+    assert (spec.data.source, spec.data.split) == ("hub:trl-lib/DeepMath-103K", "train")
+    assert (spec.evaluation.data.source, spec.evaluation.data.split) == ("hub:trl-lib/DeepMath-103K", "test")
 
 
 def test_rewards_of_a_script_and_models_are_named() -> None:

@@ -43,6 +43,7 @@ python3 -m verl.trainer.main_ppo \\
     actor_rollout_ref.actor.fsdp_config.param_offload=False \\
     actor_rollout_ref.rollout.name=vllm \\
     actor_rollout_ref.rollout.n=${n_resp} \\
+    reward_model.reward_manager=dapo \\
     +reward_model.overlong_buffer.enable=True \\
     +reward_model.overlong_buffer.len=256 \\
     custom_reward_function.path=my_reward.py \\
@@ -84,8 +85,9 @@ def left(conversion: Conversion) -> dict[str, str]:
 
 def test_a_script_becomes_a_valid_job_with_every_override_accounted_for(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    whose, given = read_configuration(tmp_path / "run.sh")
-    assert whose == "verl"
+    configuration = read_configuration(tmp_path / "run.sh")
+    given = configuration.fields
+    assert (configuration.peer, configuration.lost) == ("verl", {})
     assert given["actor_rollout_ref.model.path"] == "Qwen/Qwen2.5-3B-Instruct"
     assert given["actor_rollout_ref.rollout.n"] == 8
     assert given["data.train_batch_size"] == 256
@@ -112,10 +114,10 @@ def test_a_script_becomes_a_valid_job_with_every_override_accounted_for(tmp_path
 
 def test_yaml_and_overrides_come_to_the_same(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    _, overrides = read_configuration(tmp_path / "run.sh")
+    overrides = read_configuration(tmp_path / "run.sh").fields
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(nested(overrides)))
-    whose, given = read_configuration(tmp_path / "run.yaml")
-    assert (whose, given) == ("verl", overrides)
+    configuration = read_configuration(tmp_path / "run.yaml")
+    assert (configuration.peer, configuration.fields) == ("verl", overrides)
 
 
 def test_defaults_that_differ_from_ours_are_written() -> None:
@@ -129,6 +131,14 @@ def test_defaults_that_differ_from_ours_are_written() -> None:
     assert (spec.batch.prompts_per_step, spec.batch.minibatch_samples) == (1024, 1024)
     assert (spec.sampling.max_prompt_tokens, spec.sampling.max_response_tokens, spec.epochs) == (512, 512, 30)
     assert spec.data.long_prompts == "fail"
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(0, 0), (1, 0), (5, 4)])
+def test_verl_s_critic_warms_up_one_step_less_than_its_number(theirs: int, ours: int) -> None:
+    conversion = converted(actor_rollout_ref__rollout__n=4, trainer__critic_warmup=theirs)
+    critic = spec_of(conversion).algorithm.resolved().critic
+    assert critic is not None
+    assert critic.warmup_steps == ours
 
 
 @pytest.mark.parametrize(
@@ -233,7 +243,7 @@ def test_what_has_no_counterpart_is_left_with_its_reason_and_the_job_is_valid() 
     )
     names = {name.rpartition(".")[2] for name in left(conversion)}
     # The scorer that verl chooses by itself is left, too.
-    assert names == {"adv_estimator", "top_p", "use_kl_loss", "loss_agg_mode", "val_files", "x", "path"}
+    assert names == {"adv_estimator", "top_p", "use_kl_loss", "loss_agg_mode", "x", "path"}
     assert "default_compute_score as compute_score" in left(conversion)["reward.custom_reward_function.path"]
     spec_of(conversion)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.dataset_files import read_tables
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.runtime.task import TaskError
@@ -41,15 +41,22 @@ def prompts_of(
 ) -> tuple[list[Prompt], int]:
     sampling = SamplingSettings(max_prompt_tokens=settings.pop("longest", 64), max_response_tokens=8)
     data = DataSettings(source=str(source), **settings)
-    prompts, counts = make_prompts(read_table(data), data, sampling, tokenizer, positions)
+    prompts, counts = make_prompts(read_tables(data), data, sampling, tokenizer, positions)
     return prompts, counts.left_out
 
 
 def counts_of(source: str, tokenizer: PreTrainedTokenizerBase, longest: int = 64, **settings: Any) -> dict[str, Any]:
     """What became of a dataset's rows: the counts that are not 0, and where the first of each is."""
     data = DataSettings(source=source, **settings)
-    _, counts = make_prompts(read_table(data), data, SamplingSettings(max_prompt_tokens=longest), tokenizer)
-    return {name: value for name, value in counts.model_dump().items() if value}
+    _, counts = make_prompts(read_tables(data), data, SamplingSettings(max_prompt_tokens=longest), tokenizer)
+    return {name: value for name, value in counts.model_dump(exclude={"chats", "notes", "sizes"}).items() if value}
+
+
+def notes_of(source: str | Path, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> list[str]:
+    """What a person is told of how a dataset was read."""
+    rewards = settings.pop("rewards", ())
+    data = DataSettings(source=str(source), **settings)
+    return make_prompts(read_tables(data), data, SamplingSettings(), tokenizer, rewards=rewards)[1].notes
 
 
 def fault(*arguments: Any, **settings: Any) -> str:

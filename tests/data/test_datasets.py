@@ -16,7 +16,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import DataCounts
 from rlhfless_functions.data.prompts import publish_prompts, read_prompts
 from tests.data.reading import chat_tokenizer as chat_tokenizer
-from tests.data.reading import counts_of, fault, prompts_of, write_jsonl
+from tests.data.reading import counts_of, fault, notes_of, prompts_of, write_jsonl
 from tests.data.reading import tokenizer as tokenizer
 
 ROWS = [{"prompt": "1+1=", "answer": "2", "level": 1}, {"prompt": "2+2=", "answer": "4", "level": 2}]
@@ -62,7 +62,7 @@ def test_every_form_gives_the_same_prompts(tokenizer: PreTrainedTokenizerBase, t
         (0, "1+1=", "2"),
         (1, "2+2=", "4"),
     ]
-    assert prompts[1].columns == {"answer": "4", "level": 2}
+    assert prompts[1].columns == {"prompt": "2+2=", "answer": "4", "level": 2}
     assert prompts[1].tokens == tokenizer("2+2=")["input_ids"]
 
 
@@ -91,7 +91,10 @@ def test_the_format_may_be_told(tokenizer: PreTrainedTokenizerBase, tmp_path: Pa
         ("a.jsonl", "\n \n", ["is empty"]),
         ("a.parquet", "not parquet", ["not a readable Parquet"]),
         ("a.jsonl.gz", "not gzip", ["not a readable gzip"]),
-        ("a.csv", "prompt\n1\n", ["is neither a .jsonl or .parquet file", "data.format"]),
+        ("a.xlsx", "prompt\n1\n", ["no file of JSON lines", "data.format"]),
+        ("a.csv", "prompt,b\n1,2,3\n", ["line 2 has more cells"]),
+        ("a.jsonl", '[{"prompt": "1"}, 2]', ["item 1 of its list holds int"]),
+        ("a.arrow", "x", ["not a readable Arrow file"]),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_line(
@@ -175,7 +178,7 @@ def test_columns_that_json_lacks_become_text_or_are_left_out(
     row = {"prompt": "1", "when": datetime(2026, 1, 2), "price": Decimal("1.50"), "image": b"\x89PNG", "tags": ["a"]}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     ((prompt,), _) = prompts_of(tmp_path / "a.parquet", tokenizer)
-    assert prompt.columns == {"when": "2026-01-02T00:00:00", "price": 1.5, "tags": ["a"]}
+    assert prompt.columns == {"prompt": "1", "when": "2026-01-02T00:00:00", "price": 1.5, "tags": ["a"]}
 
 
 def test_the_same_prompt_twice_is_two_rows(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -257,6 +260,24 @@ def test_special_tokens_are_added_to_text_but_not_to_what_a_template_wrote(
     rows = [{"prompt": "1"}, {"prompt": [{"role": "user", "content": "1"}]}]
     (text, chat), _ = prompts_of(write_jsonl(tmp_path / "a.jsonl", rows), chat_tokenizer)
     assert text.tokens[0] == eos and eos not in chat.tokens
+
+
+def test_plain_prompts_that_special_tokens_spoil_are_told(
+    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    chat_tokenizer.bos_token = chat_tokenizer.pad_token
+    begin, end = chat_tokenizer.bos_token, chat_tokenizer.eos_token
+    chat_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A {end}",
+        special_tokens=[(begin, chat_tokenizer.bos_token_id), (end, chat_tokenizer.eos_token_id)],
+    )
+    chat = [{"role": "user", "content": "1"}]
+    rows = [{"prompt": chat}, {"prompt": "1"}, {"prompt": f"{begin}2"}]
+    first, second = notes_of(write_jsonl(tmp_path / "a.jsonl", rows), chat_tokenizer)
+    assert first.startswith("2 prompts end in <eos> (first line 2), so the model answers after the end of a text")
+    assert second.startswith("1 prompts begin with two <pad> (first line 3)")
 
 
 # --- lengths -----------------------------------------------------------------------------------------------------

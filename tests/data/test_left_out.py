@@ -1,12 +1,14 @@
 """Rows that are left out of a dataset, and rows that lack what a reward needs."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.dataset_files import read_tables
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.runtime.task import TaskError
@@ -51,11 +53,11 @@ def test_every_reason_is_counted_with_its_first_row(chat_tokenizer: PreTrainedTo
 def test_more_than_may_be_left_out_is_an_error(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"prompt": "1" * length} for length in (1, 8, 9)] + [{"prompt": ""}]
     data = DataSettings(source=write_jsonl(tmp_path / "a.jsonl", rows))
-    table = read_table(data)
-    _, counts = make_prompts(table, data, SamplingSettings(max_prompt_tokens=4), tokenizer)
-    check_left_out(table, counts, 0.75)
+    tables = read_tables(data)
+    _, counts = make_prompts(tables, data, SamplingSettings(max_prompt_tokens=4), tokenizer)
+    check_left_out(tables, counts, 0.75)
     with pytest.raises(TaskError) as raised:
-        check_left_out(table, counts, 0.5)
+        check_left_out(tables, counts, 0.5)
     assert str(raised.value) == (
         f"3 of the 4 rows of {data.source} were dropped, more than the share limits.droppedPrompts (0.5):"
         " 2 longer than sampling.maxPromptTokens (first line 2), 1 empty (first line 4). Raise"
@@ -82,7 +84,8 @@ CODE = RewardSettings(name="tests", code=CodeReward(tests_column="checks"))
         (
             [{"prompt": "1", "checks": ["assert double(1) == 2"]}, {"prompt": "2", "answer": "2"}],
             CODE,
-            ["line 2 has no tests in column 'checks' (code.testsColumn)", "it has prompt, answer (1 of 2 rows lack"],
+            ["line 2 has no tests that reward 'tests' (code) can use: there are no tests in column 'checks'; set",
+             "(the row has prompt, answer; 1 of 2 rows have none)"],
         ),
     ],
     ids=["a row without ground truth", "no ground truth at all", "a row without tests"],
@@ -92,14 +95,34 @@ def test_a_row_that_a_reward_cannot_score_is_found_when_the_data_is_read(
 ) -> None:
     data = DataSettings(source=write_jsonl(tmp_path / "a.jsonl", rows))
     with pytest.raises(TaskError) as raised:
-        make_prompts(read_table(data), data, SamplingSettings(), tokenizer, rewards=[reward])
+        make_prompts(read_tables(data), data, SamplingSettings(), tokenizer, rewards=[reward])
     assert raised.value.reason == "data_invalid"
     assert all(word in str(raised.value) for word in words), str(raised.value)
     lenient = reward.model_copy(update={"on_error": "unscorable"})
-    assert len(make_prompts(read_table(data), data, SamplingSettings(), tokenizer, rewards=[lenient])[0]) == len(rows)
+    assert len(make_prompts(read_tables(data), data, SamplingSettings(), tokenizer, rewards=[lenient])[0]) == len(rows)
 
 
 def test_a_row_that_is_left_out_needs_no_ground_truth(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     rows = [{"prompt": "1", "answer": "1"}, {"prompt": "", "answer": None}]
     data = DataSettings(source=write_jsonl(tmp_path / "a.jsonl", rows))
-    assert len(make_prompts(read_table(data), data, SamplingSettings(), tokenizer, rewards=[MATH])[0]) == 1
+    assert len(make_prompts(read_tables(data), data, SamplingSettings(), tokenizer, rewards=[MATH])[0]) == 1
+
+
+def test_truths_that_a_reward_can_not_read_are_named_with_their_rows(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    answers = ["4", "3 apples or so", "5", *["many"] * 7]
+    data = DataSettings(source=write_jsonl(tmp_path / "a.jsonl", [{"prompt": "1", "answer": each} for each in answers]))
+
+    def unreadable(kind: str, truths: Sequence[Any]) -> list[tuple[int, str]]:
+        assert kind == "math"
+        return [(position, "is odd") for position, truth in enumerate(truths) if not truth.isdigit()]
+
+    make = partial(make_prompts, read_tables(data), data, SamplingSettings(max_prompt_tokens=4), tokenizer)
+    with pytest.raises(TaskError) as raised:
+        make(rewards=[MATH], unreadable=unreadable)
+    message = str(raised.value)
+    assert f"{data.source} has 8 ground truths in column 'answer' that reward 'right' (math) can't read" in message
+    assert "(line 2: '3 apples or so' is odd; line 4: 'many' is odd;" in message and "; and 3 more);" in message
+    prompts, _ = make(rewards=[MATH.model_copy(update={"on_error": "unscorable"})], unreadable=unreadable)
+    assert len(prompts) == len(answers)

@@ -156,7 +156,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), other_file)
     for damaged in (data[:-5], data[: len(data) // 2], b"", other_file.read_bytes()):
         artifacts.write_bytes(part, damaged)
-        with pytest.raises(ArtifactCorruptError, match=r"part\.parquet is not a readable file .*delete it"):
+        with pytest.raises(ArtifactCorruptError, match=r"part\.parquet is not a readable file .*restore it"):
             read_rollouts([part])
 
 

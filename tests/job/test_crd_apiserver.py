@@ -81,6 +81,8 @@ GOOD = [
     ("spec.algorithm", {"name": "gmpo"}),
     ("spec.algorithm", {"name": "grpo", "clip": "sapo", "sapoTemperatureNegative": 2}),
     ("spec.algorithm", {"advantageNormalization": "group_per_reward", "kl": {"coefficient": 0.1}}),
+    ("spec.algorithm", {"advantageNormalization": "group_per_reward", "whitenOver": "tokens"}),
+    ("spec.algorithm", {"name": "ppo", "whitenOver": "tokens"}),
     ("spec.batch", {"promptsPerStep": 4, "samplesPerPrompt": 2, "minibatchSamples": 4}),
     ("spec.batch.minibatchSamples", None),
     ("spec.sampling.stop", ["\n\n"]),
@@ -162,6 +164,8 @@ BAD = [
     ("spec.algorithm.critic", {}),
     ("spec.algorithm", {"name": "ppo", "advantageNormalization": "group"}),
     ("spec.algorithm", {"name": "ppo", "advantageNormalization": "group_per_reward"}),
+    ("spec.algorithm", {"whitenOver": "tokens"}),
+    ("spec.algorithm", {"name": "ppo", "whitenOver": "samples"}),
     (
         "spec.algorithm",
         {

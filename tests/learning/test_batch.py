@@ -17,7 +17,8 @@ from rlhfless_functions.learning.batch import TrainingBatch, read_batch
 from rlhfless_functions.model.micro_batches import WHOLE, Block, plan_micro_batches
 from rlhfless_functions.model.shared_prompts import ResponseBatch
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import AlgorithmSettings
+from rlhfless_functions.settings import AlgorithmSettings, RewardSettings
+from rlhfless_functions.settings.rewards import ExactMatchReward
 from tests.learning.jobs import LEFT_OUT
 
 torch.set_num_threads(1)
@@ -121,6 +122,28 @@ def test_whitening_is_over_all_tokens_of_the_step_that_are_in_the_loss() -> None
         for row in range(len(SAMPLES))
     ]
     torch.testing.assert_close(torch.cat(whitened), (tokens - tokens.mean()) / tokens.std(), rtol=1e-5, atol=1e-6)
+
+
+def group_of_one_reward_beside_another(**given: Any) -> torch.Tensor:
+    """The advantages of a group of equal rewards, beside a group whose good response is long."""
+    algorithm = AlgorithmSettings(advantage_normalization="group_per_reward", **given).resolved()
+    reward = RewardSettings(name="right", exact_match=ExactMatchReward())
+    groups = [[sample(prompt, index, 1 + 9 * index) for index in range(2)] for prompt in range(2)]
+    for group, rewards in zip(groups, [(1.0, 1.0), (0.0, 1.0)], strict=True):
+        for one, score in zip(group, rewards, strict=True):
+            one.reward, one.reward_terms = score, {"right": score}
+        for one, row in zip(group, estimate_samples(group, algorithm, [reward]).advantages, strict=True):
+            one.advantages = row[: len(one.response_tokens)].tolist()
+    batch = TrainingBatch([one for group in groups for one in group], algorithm, 3)
+    return torch.stack([batch.select(WHOLE, [row], CPU).numbers["advantages"][0, 0] for row in range(4)])
+
+
+def test_a_group_of_equal_rewards_keeps_no_advantage_beside_others_of_other_lengths() -> None:
+    assert group_of_one_reward_beside_another().tolist() == pytest.approx([0, 0, -1.2245, 1.2245], abs=1e-3)
+
+
+def test_gdpo_may_whiten_over_tokens_as_verl_does() -> None:
+    assert group_of_one_reward_beside_another(whiten_over="tokens")[0] < -0.5
 
 
 def test_masked_samples_cost_nothing_and_count_nothing() -> None:

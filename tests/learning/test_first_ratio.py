@@ -9,6 +9,7 @@ import torch
 from rlhfless_functions.learning import state as training_state
 from rlhfless_functions.learning.batch import TrainingBatch
 from rlhfless_functions.learning.state import initial_state
+from rlhfless_functions.learning.step import train_step
 from rlhfless_functions.model.forward import collate, response_log_probs
 from rlhfless_functions.settings import (
     AlgorithmSettings,
@@ -60,6 +61,30 @@ def test_it_is_one_before_anything_is_learnt(
     assert summary["ratio_min"] == pytest.approx(1, abs=1e-6)
     assert summary["ratio_max"] == pytest.approx(1, abs=1e-6)
     assert summary["clip_low"] == summary["clip_high"] == 0
+
+
+@pytest.mark.parametrize("computing", ["padded", "packed", "prompts with each sample", "checkpointed, small chunks"])
+def test_it_is_one_with_an_adapter_that_drops(tiny_model: Path, computing: str) -> None:
+    """Old log-probabilities drop what the loss drops, in every epoch."""
+    model = ModelSettings(source=str(tiny_model), dtype="float32", lora=LoraSettings(rank=2, dropout=0.3))
+    request = learn_request(
+        tiny_model,
+        model=model,
+        learning=LearningSettings(**COMPUTING[computing][1]),
+        algorithm=AlgorithmSettings(epochs=2),
+        optimizer=OptimizerSettings(learning_rate=1e-12),
+        batch_settings=FOUR_UPDATES,
+    )
+    state = initial_state(request)
+    for name, parameter in state.policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    batch = TrainingBatch(ragged_samples(), request.algorithm, 1)
+    report = train_step(state, batch, request, 1, lambda: None)
+    summary = report.summary()
+    assert len(report.policy.losses) == 8
+    assert summary["ratio_min"] == pytest.approx(1, abs=1e-6)
+    assert summary["ratio_max"] == pytest.approx(1, abs=1e-6)
 
 
 def test_later_updates_compare_with_the_policy_that_the_step_began_with(tiny_model: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from rlhfless_functions.learning.optimizers import ModelOptimizer, NonFiniteGradientError, schedule_factor
@@ -118,6 +119,17 @@ def test_norms_biases_embeddings_and_heads_do_not_decay() -> None:
     ModelOptimizer(model, settings(weight_decay=0.5)).update(1.0)
     changed = {name for name, value in values(model).items() if not torch.equal(value, before[name])}
     assert changed == {"hidden.weight"}
+
+
+def test_adapters_on_embeddings_and_heads_do_not_decay_either() -> None:
+    config = LoraConfig(r=2, target_modules=["embedding", "hidden", "head"], init_lora_weights=False)
+    model = get_peft_model(Tiny(), config)
+    before = values(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    ModelOptimizer(model, settings(weight_decay=0.5)).update(1.0)
+    changed = {name for name, value in values(model).items() if not torch.equal(value, before[name])}
+    assert changed == {f"base_model.model.hidden.lora_{part}.default.weight" for part in "AB"}
 
 
 def test_muon_orthogonalises_hidden_matrices_and_leaves_the_rest_to_adamw() -> None:

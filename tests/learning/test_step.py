@@ -11,6 +11,7 @@ import torch
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning import state as training_state
 from rlhfless_functions.learning.state import initial_state
+from rlhfless_functions.learning.step import StepInPieces
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import (
     AlgorithmSettings,
@@ -21,6 +22,7 @@ from rlhfless_functions.settings import (
     LearningSettings,
     LoraSettings,
     ModelSettings,
+    OptimizerSettings,
     SamplingSettings,
 )
 from tests.learning.steps import assert_same_gradients, learn_request, ragged_samples, take_step
@@ -258,6 +260,18 @@ def test_a_replay_draws_the_same_dropout(tiny_model: Path) -> None:
     assert any(not torch.equal(gradient, other_step[name]) for name, gradient in one.items())
 
 
+def test_the_policys_warm_up_begins_when_the_critics_is_over(tiny_model: Path) -> None:
+    request = learn_request(
+        tiny_model,
+        algorithm=AlgorithmSettings(name="ppo", critic=CriticSettings(warmup_steps=3)),
+        optimizer=OptimizerSettings(learning_rate=1.0, warmup_steps=3, schedule="linear"),
+        total_steps=8,
+    )
+    state = initial_state(request)
+    steps = [StepInPieces(state, request, step) for step in range(1, 9)]
+    assert [step.end().learning_rate for step in steps] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 0.5]
+
+
 def test_bfloat16_arithmetic_keeps_float32_weights(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_state, "NARROWEST_ON_CPU", 1)
     request = learn_request(
@@ -287,6 +301,7 @@ def test_bfloat16_arithmetic_is_for_master_weights_of_bfloat16_models_that_are_w
         (learn_request(tiny_model, model=narrow), 1, True),
         (learn_request(tiny_model, model=narrow), 33, False),
         (learn_request(tiny_model), 1, False),
+        (learn_request(tiny_model, learning=LearningSettings(autocast=True)), 1, True),
         (learn_request(tiny_model, model=narrow, learning=LearningSettings(autocast=False)), 1, False),
         (learn_request(tiny_model, model=adapted), 1, False),
     ]

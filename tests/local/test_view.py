@@ -38,7 +38,7 @@ def step(number: int, reward: float = 0.5, seconds: float = 2.0, cost: str = "0.
     )
 
 
-EVALUATION = StepRecord.model_validate({"step": 0, "evaluation": {"accuracy": 0.415}})
+EVALUATION = StepRecord.model_validate({"step": 0, "evaluation": {"reward": 0.415}})
 
 MIDDLE = ViewState(
     job="quickstart-grpo",
@@ -73,6 +73,15 @@ def test_steps_that_teach_nothing_are_told_when_they_count_and_when_they_have_do
         f"steps 1 to {number} had nothing to learn from" in line for number, line in zip(told, warnings, strict=True)
     ] == [True for _ in told]
     assert "steps 1 to 3 had nothing to learn from" in shown(ViewState(job="job", steps=8, records=barren(1, 2, 3)))
+
+
+def test_a_disagreement_of_engine_and_learner_is_told_and_stays_in_view() -> None:
+    unlike = {"mismatch/mean_exp_abs": 6.0, "mismatch/explained": 1.05}
+    records = [step(1), step(2).model_copy(update={"metrics": unlike})]
+    stream = io.StringIO()
+    TrainingView("job", 8, Console(file=stream, width=100)).update(ViewState(job="job", steps=8, records=records))
+    assert "warning: step 2: engine and learner give the sampled tokens other log-probabilities" in stream.getvalue()
+    assert "step 2: engine and learner" in shown(ViewState(job="job", steps=8, records=records))
 
 
 def shown(state: ViewState, width: int = 100) -> str:
@@ -163,8 +172,8 @@ def test_a_plain_line_tells_a_step_in_one_line() -> None:
     )
 
 
-def test_the_plain_line_of_an_evaluation_names_the_accuracy_alone() -> None:
-    assert plain_line(EVALUATION) == "step 0  accuracy 0.415"
+def test_the_plain_line_of_an_evaluation_names_the_held_out_reward_alone() -> None:
+    assert plain_line(EVALUATION) == "step 0  held-out reward 0.415"
 
 
 def test_metrics_that_are_missing_or_not_finite_are_no_error() -> None:
@@ -262,7 +271,8 @@ def test_a_clock_reads_like_a_clock(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0"), (0.03151, "0.0315"), (24000.0, "24,000"), (3.1e-6, "3.1e-06"), (math.inf, "–")]
+    ("value", "text"),
+    [(0.0, "0"), (0.03151, "0.0315"), (24000.0, "24,000"), (3.1e-6, "3.1e-06"), (1e16, "1e+16"), (math.inf, "–")],
 )
 def test_a_number_is_short_and_readable(value: float, text: str) -> None:
     assert format_number(value) == text

@@ -89,6 +89,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
             "format": "auto",
             "promptColumn": "messages",
             "systemPrompt": "add",
+            "chatTemplateKwargs": {"enable_thinking": False},
             "answeredPrompts": "continue",
         },
     ),
@@ -152,6 +153,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
                 "promptColumn": "messages",
                 "groundTruthColumn": "truth",
                 "systemPrompt": "add",
+                "chatTemplateKwargs": {"enable_thinking": False},
                 "longPrompts": "fail",
                 "shuffle": False,
             },
@@ -171,6 +173,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     # Two of a step's three prompts may be odd ones, which the reward `odd` does not score.
     "limits.unscorable": (0.7, 0.9),
     "limits.droppedPrompts": (LEFT_OUT, 0.1),
+    "limits.mismatch": (LEFT_OUT, 5.0),
     "tracking.sampleGroups": (LEFT_OUT, 0, 2),
     "activeDeadline": (LEFT_OUT, "1h"),
 }
@@ -183,6 +186,15 @@ ELSEWHERE: dict[str, str] = {
     "model.source": "the tiny model",
     "model.revision": "a name on the hub: tests/weights/test_policy.py",
     "model.chatTemplate": "in every job of the matrix, for prompts that are chats",
+    **dict.fromkeys(
+        tuple(
+            f"{data}.{name}"
+            for data in ("data", "evaluation.data")
+            for name in ("sources", "format", "map", "filter", "subset", "split", "revision")
+        ),
+        "tests/data/test_sources.py, tests/data/test_hub.py",
+    ),
+    **dict.fromkeys(("rewards.python.style", "evaluation.rewards.python.style"), "tests/rewards/test_callables.py"),
     "generation.vllm": "where vLLM is installed: tests/generation/engines/vllm",
     "rehearsal": "nothing is trained: tests/training/requests/test_rehearsal.py",
     **dict.fromkeys(("learning.instances", "learning.gangTimeout"), "tests/training/instances/test_gang.py"),

@@ -10,12 +10,14 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
     PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -56,6 +58,12 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3, experts": Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=32
     ),
+    "qwen1.5, experts, window 0 that no layer uses": Qwen2MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32
+    ),
+    "qwen2.5, window that no layer uses": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+    ),
     "llama 3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "gemma": GemmaConfig(**GEMMA_SIZES),
     "gemma 2, no cap on attention": Gemma2Config(**GEMMA, attn_logit_softcapping=None, final_logit_softcapping=2.0),
@@ -65,6 +73,12 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "phi 3": Phi3Config(**SIZES),
     "phi 4, longrope": Phi3Config(**SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=64),
 }
+EVERY: dict[str, PreTrainedConfig] = {
+    **FAMILIES,
+    # Its configuration denies that it is a decoder.
+    "pythia": GPTNeoXConfig(**{**SIZES, "num_key_value_heads": 4}, is_decoder=False),
+}
+"""With what need not be tried with drafts."""
 CAPPED = Gemma2Config(**GEMMA, attn_logit_softcapping=0.5)
 
 TEMPLATE = (

@@ -55,7 +55,7 @@ from rlhfless_functions.settings import (
     SamplingSettings,
 )
 from rlhfless_functions.weights import load_critic, load_policy, load_tokenizer, longest_sequence
-from tests.model.families import CAPPED, FAMILIES, TOKENS, WINDOW, save
+from tests.model.families import CAPPED, EVERY, FAMILIES, TOKENS, WINDOW, save
 
 torch.set_num_threads(1)
 
@@ -152,11 +152,11 @@ def log_probs(model: Any, prompt: list[int], response: list[int]) -> torch.Tenso
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all weights", "adapter"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_family_goes_through_every_stage(
     name: str, lora: LoraSettings | None, tmp_path: Path, tiny_model: Path, preparer: Preparer
 ) -> None:
-    folder = save(FAMILIES[name], tmp_path / "model", tiny_model)
+    folder = save(EVERY[name], tmp_path / "model", tiny_model)
     assert (folder / "model.safetensors.index.json").exists()
     job = Job(tmp_path, ModelSettings(source=str(folder), dtype="float32", lora=lora), preparer)
     given = AutoModelForCausalLM.from_pretrained(folder)

@@ -194,14 +194,17 @@ def test_the_logits_are_the_model_s_own(name: str) -> None:
         torch.testing.assert_close(ours, model(input_ids=ids).logits)
 
 
-def test_an_architecture_with_logits_of_its_own_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", [lambda logits: logits + 1, lambda logits: logits * 2])
+def test_an_architecture_with_logits_of_its_own_kind_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     model = build()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0  # as a padding token's may be
     check_output_logits(model)
     forward = model.forward
 
     def odd(**arguments: Any) -> Any:
         output = forward(**arguments)
-        output.logits = output.logits + 1
+        output.logits = change(output.logits)
         return output
 
     monkeypatch.setattr(model, "forward", odd)

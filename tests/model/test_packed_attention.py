@@ -18,12 +18,12 @@ from rlhfless_functions.model.packed_attention import can_pack, is_packed, use_p
 from rlhfless_functions.model.shared_prompts import SharedPrompts, can_share_prompts
 from rlhfless_functions.weights import CriticModel
 from tests.model import varlen_stand_ins
-from tests.model.families import CAPPED, FAMILIES, SIZES, TOKENS, WINDOW
+from tests.model.families import CAPPED, EVERY, SIZES, TOKENS, WINDOW
 
 torch.set_num_threads(1)
 
 ALL: dict[str, PreTrainedConfig] = {
-    **FAMILIES,
+    **EVERY,
     "gpt 2, learnt positions": GPT2Config(
         vocab_size=TOKENS + 8, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=None, eos_token_id=1
     ),

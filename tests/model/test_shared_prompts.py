@@ -56,6 +56,7 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "mistral, sliding window": MistralConfig(**SMALL, sliding_window=WINDOW, head_dim=8),
     "gemma2, capped, sliding window": Gemma2Config(**GEMMA, attn_logit_softcapping=0.5, final_logit_softcapping=2.0),
     "gemma3, both kinds of layers": Gemma3TextConfig(**GEMMA, layer_types=["sliding_attention", "full_attention"]),
+    "gemma3, window that no layer uses": Gemma3TextConfig(**GEMMA, layer_types=["full_attention"] * 2),
     "phi3": Phi3Config(**SMALL),
     "gpt2, learnt positions": GPT2Config(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=1

@@ -11,7 +11,7 @@ from aiohttp import web
 from rlhfless_functions.api import Done, Event, Failed, Heartbeat, Started
 from rlhfless_functions.api import dump_event as line
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
-from rlhfless_operator.platforms.stream import open_session, run_task
+from rlhfless_operator.platforms.stream import Pace, open_session, run_task
 from tests.jobs import export_request
 
 Script = Callable[[web.StreamResponse], Awaitable[None]]
@@ -104,6 +104,18 @@ async def test_silence_is_a_lost_instance() -> None:
             await events_of(url, stall_seconds=0.1)
 
 
+async def test_an_instance_in_which_nothing_works_is_lost_however_often_it_says_so() -> None:
+    async def script(response: web.StreamResponse) -> None:
+        await response.write(STARTED)
+        for seconds in (0.0, 50.0, 0.0, 119.0, 121.0):
+            await response.write(line(Heartbeat(still_seconds=seconds)))
+        await asyncio.sleep(60)
+
+    async with answering(script) as url:
+        with pytest.raises(InstanceSilentError, match="nothing has worked in the instance for 121 s"):
+            await events_of(url, stall_seconds=120.0)
+
+
 async def test_the_first_line_may_take_longer_than_the_others() -> None:
     async def script(response: web.StreamResponse) -> None:
         await asyncio.sleep(0.5)
@@ -162,3 +174,48 @@ async def test_a_failed_record_is_the_functions_own_word(status: int) -> None:
 async def test_what_comes_after_the_terminal_record_is_not_heard() -> None:
     async with answering(writing(DONE, b"more\n")) as url:
         assert [event.event for event in await events_of(url)] == ["done"]
+
+
+async def test_a_redirect_is_not_followed_with_the_jobs_token() -> None:
+    asked: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.headers.get("authorization", ""))
+        return web.Response(body=DONE)
+
+    async def run(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    app = web.Application()
+    app.router.add_post("/v1/run", run)
+    app.router.add_post("/elsewhere", elsewhere)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        with pytest.raises(InstanceLostError, match="HTTP 307"):
+            await events_of(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert asked == []
+
+
+async def test_an_instance_that_floods_its_driver_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", noted)
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    pace = Pace()
+    for _ in range(2000):
+        await pace.keep(100)
+    assert not any(pauses), "an honest instance waits for nothing but its turn"
+    await pace.keep(100)
+    assert pauses[-1] == 1.0
+    heavy = Pace()
+    for _ in range(5):
+        await heavy.keep(4 * 2**20)
+    assert pauses[-1] == 1.0

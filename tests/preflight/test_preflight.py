@@ -245,11 +245,18 @@ async def test_what_may_not_be_read_is_unknown(server: ApiServer, tmp_path: Path
     )
 
 
-@pytest.mark.slow
-def test_no_cluster_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kubeconfig_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     result = CliRunner().invoke(app, ["preflight"])
     assert result.exit_code == 1 and result.output.startswith("error: no cluster is configured")
+    assert not caplog.records, "logs would stand beside it"
+
+
+@pytest.mark.slow
+def test_no_api_server_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     content = {"server": "http://127.0.0.1:1"}
     file = {
         "current-context": "it",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import SampleTask
+from rlhfless_functions.api import SampleTask, TrainingProgress
 from rlhfless_functions.data.prompts import read_prompts
 from rlhfless_functions.data.rollouts import VersionSpan
 from rlhfless_functions.preparation import stage
@@ -108,13 +108,14 @@ def test_rewards_see_columns_and_decoded_text(place: BatchFolder, tmp_path: Path
     (tmp_path / "mine.py").write_text(
         "def reward(prompts, completions, completion_ids, level, ground_truth, trainer_state):\n"
         "    assert prompts == ['1+1='] * 2 and completions == ['2', '33'] and level == [7, 7]\n"
-        "    assert ground_truth == ['2', '2'] and trainer_state.global_step == 3\n"
+        "    assert ground_truth == ['2', '2'] and trainer_state.global_step == 2\n"
         "    return [len(ids) for ids in completion_ids]\n"
     )
     place.materialize([{"prompt": "1+1=", "answer": "2", "level": 7}])
     place.generate({0: ["2", "33"]})
     mine = RewardSettings(name="mine", python=PythonReward(file=str(tmp_path / "mine.py")))
-    assert [sample.reward for sample in place.prepare(rewards=[mine])[1]] == [2.0, 3.0]
+    samples = place.prepare(rewards=[mine], progress=TrainingProgress(finished=2, total=3))[1]
+    assert [sample.reward for sample in samples] == [2.0, 3.0]
 
 
 def test_unscorable_samples_are_out_of_the_baseline_and_of_the_loss(place: BatchFolder, tmp_path: Path) -> None:

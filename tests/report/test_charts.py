@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -107,3 +108,20 @@ def test_a_window_cuts_spans_at_its_edges() -> None:
 
 def test_without_instances_the_chart_is_a_sentence() -> None:
     assert "No instances" in gantt([], 0.0, 1.0)
+
+
+@pytest.mark.parametrize("constant", [0.0, 1e-300, 1e15, 1e16, 1e20, -1e20, 1e300])
+def test_a_constant_of_any_size_is_drawn(constant: float) -> None:
+    assert "<path" in spark([constant] * 3)
+    assert "<path" in line_chart([1.0, 2.0, 3.0], [Series("a", [constant] * 3, "c1")], title="Constant")
+
+
+@example([-1.7e308, 1.7e308])
+@example([1.3e308] * 3)
+@given(st.lists(st.floats(), min_size=1))
+def test_values_of_any_size_make_charts_of_finite_numbers(values: list[float]) -> None:
+    xs, series = [float(x) for x in range(len(values))], [Series("a", values, "c1"), Series("b", values, "c2")]
+    marks = [Mark(xs[0], values[0], "m")]
+    drawn = line_chart(xs, series, title="A", marks=marks) + spark(values) + stacked_bars(xs, series, title="A")
+    assert not re.search(r"\b(nan|inf)\b", drawn)
+    assert "No values." not in drawn or not any(1e-300 < value <= 1e300 for value in values)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rlhfless_functions.api import Prompting
 from rlhfless_functions.artifacts import exists, join, read_bytes, write_bytes
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.metric_catalogue import STEP_METRICS
@@ -69,7 +70,7 @@ def metrics_line(step: int) -> dict[str, Any]:
         "metrics": {"reward": 0.4 + 0.1 * step, "kl/reference": 0.001 * step, "lengths/mean": 50.0, "odd/one": None},
         "ledger": {"generation": account, "learning": account},
         "plan": {"policy": "cost", "actors": 2, "expected_seconds": 0.5},
-        "evaluation": {"accuracy": 0.9} if step == 4 else None,
+        "evaluation": {"reward": 0.9} if step == 4 else None,
     }
 
 
@@ -80,7 +81,7 @@ def lines(records: list[dict[str, Any]]) -> bytes:
 def write_run(folder: str, name: str = "tiny", **spec: Any) -> str:
     """A finished run of four steps."""
     write_bytes(join(folder, "job.yaml"), yaml.safe_dump(job(name, **spec)).encode())
-    steps = [{"step": 0, "evaluation": {"accuracy": 0.4}}, *(metrics_line(step) for step in range(1, 5))]
+    steps = [{"step": 0, "evaluation": {"reward": 0.4}}, *(metrics_line(step) for step in range(1, 5))]
     write_bytes(join(folder, "metrics.jsonl"), lines(steps))
     spans = [
         {"instance": "generation-a", "stage": "generation", "state": "starting", "start": 0.0, "end": 1.0},
@@ -94,7 +95,14 @@ def write_run(folder: str, name: str = "tiny", **spec: Any) -> str:
         {"when": "training", "step": 2, "row": 0, "prompt": "Q:1+2", "response": "#of training", "reward": 0.5},
     ]
     write_bytes(join(folder, "samples.jsonl"), lines(samples))
-    summary = {"name": name, "algorithm": "ppo", "steps": 4, "seconds": 8.5, "gpu_seconds": 14.8, "cost": "0.000408"}
+    summary = {
+        "name": name,
+        "algorithm": "ppo",
+        "steps": 4,
+        "seconds": 8.5,
+        "instance_seconds": 14.8,
+        "cost": "0.000408",
+    }
     write_bytes(join(folder, "summary.json"), json.dumps({**summary, "currency": "CHF"}).encode())
     return folder
 
@@ -157,6 +165,16 @@ def test_the_report_says_which_steps_taught_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_the_report_says_in_how_many_steps_engine_and_learner_disagreed(tmp_path: Path) -> None:
+    folder = write_run(str(tmp_path))
+    steps = [metrics_line(step) for step in range(1, 5)]
+    for line in steps:
+        line["metrics"] |= {"mismatch/mean_exp_abs": 1.0 + (line["step"] == 3), "mismatch/explained": 1.05}
+    write_bytes(join(folder, "metrics.jsonl"), lines(steps))
+    page = Outline(read_bytes(write_report(folder)).decode())
+    assert "in 1 of 4 steps, most in step 3: engine and learner give the sampled tokens other" in page.text
+
+
 def test_the_report_of_a_job_out_of_budget_says_so_and_what_the_whole_job_takes(tmp_path: Path) -> None:
     folder = write_run(str(tmp_path))
     money = {"cost": "2.50", "forecast_cost": "6.25", "budget_used": 0.833333, "currency": "CHF"}
@@ -197,6 +215,24 @@ def test_what_models_write_is_text_and_never_markup(tmp_path: Path) -> None:
     page = Outline(read_bytes(write_report(write_run(str(tmp_path)))).decode())
     assert "<script>alert(1)</script>" in page.text
     assert "#2 & done" in page.text
+
+
+def test_a_currency_that_is_none_is_no_markup(memory: str) -> None:
+    folder = write_run(join(memory, "tiny"))
+    summary = json.loads(read_bytes(join(folder, "summary.json")))
+    write_bytes(join(folder, "summary.json"), json.dumps(summary | {"currency": "<script>x</script>"}).encode())
+    page = Outline(read_bytes(write_report(folder)).decode())
+    assert "script" not in [tag for tag, _ in page.tags]
+
+
+def test_neither_the_report_nor_the_card_tells_strangers_a_jobs_secrets(tmp_path: Path) -> None:
+    secret = "S3CRET"
+    pods = {"env": {"WANDB_API_KEY": secret}, "template": {"metadata": {"annotations": {"a": secret}}}}
+    judge = [{"name": "judge", "http": {"url": f"https://me:{secret}@judge/score?key={secret}"}}]
+    spec = {"pods": pods, "learning": {"pods": pods}, "rewards": judge}
+    folder = write_run(str(tmp_path / "tiny"), **spec)
+    assert secret not in read_bytes(write_report(folder)).decode()
+    assert secret not in model_card(RLHFJob.model_validate(job(**spec)), {})
 
 
 def test_colours_follow_the_readers_scheme(tmp_path: Path) -> None:
@@ -310,7 +346,7 @@ def test_a_comparison_shows_results_and_only_those_settings_that_differ(memory: 
     first = write_run(join(memory, "one"), "one", seed=1)
     second = write_run(join(memory, "two"), "two", seed=2, sampling={"temperature": 0.7})
     text = compare([first, second])
-    for part in ("one", "two", "accuracy after", "0.900", "0.00041 CHF", "sampling.temperature", "0.7", "▁"):
+    for part in ("one", "two", "held-out reward after", "0.900", "0.00041 CHF", "sampling.temperature", "0.7", "▁"):
         assert part in text
     assert re.search(r"│ ?seed +│ 1 +│ 2 ", text)
     assert "rewards" not in text
@@ -330,13 +366,13 @@ def test_a_comparison_page_overlays_the_courses(memory: str) -> None:
 SUMMARY = {
     "steps": 4,
     "seconds": 91.0,
-    "gpu_seconds": 300.4,
+    "instance_seconds": 300.4,
     "cost": "0.0083",
     "currency": "USD",
     "reward_first": 0.42,
     "reward_last": 0.88,
-    "accuracy_before": 0.415,
-    "accuracy_after": 0.899,
+    "held_out_reward_before": 0.415,
+    "held_out_reward_after": 0.899,
 }
 
 
@@ -358,6 +394,14 @@ def test_the_card_says_how_the_model_was_trained() -> None:
         "AutoModelForCausalLM.from_pretrained",
     ):
         assert part in card
+
+
+def test_the_card_shows_how_training_made_its_prompts() -> None:
+    chat = Prompting(chat=True, system_prompt="be brief", chat_template_kwargs={"effort": "low"}, stop=["\n"])
+    card = model_card(RLHFJob.model_validate(job()), SUMMARY, chat)
+    assert '[{"role": "system", "content": "be brief"}, {"role": "user", "content": "…"}]' in card
+    assert "effort='low'" in card and "stop_strings=['\\n']" in card
+    assert 'tokenizer("…"' in model_card(RLHFJob.model_validate(job()), SUMMARY, Prompting(chat=False))
 
 
 def test_the_card_is_written_where_the_sources_run_without_being_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Reward:
         give_up: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[Outcome]:
-        return self.pool.score(groups, step=1, seconds=lambda _: seconds, give_up=give_up, stopped=stopped)
+        return self.pool.score(groups, seconds=lambda _: seconds, give_up=give_up, stopped=stopped)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def scorer() -> Iterator[RewardScorer]:
 def score(scorer: RewardScorer, *completions: str) -> Scores:
     size = len(completions)
     group = RewardGroup(0, "q", None, list(completions), [[1] * 4] * size, ["stop"] * size, COLUMNS)
-    return scorer.score(REWARDS, [group], SamplingSettings(max_response_tokens=10), step=1)
+    return scorer.score(REWARDS, [group], SamplingSettings(max_response_tokens=10))
 
 
 def code(program: str) -> str:

@@ -36,7 +36,7 @@ def make_group(*completions: str, text: str = "1+2=", messages: list[dict[str, s
 
 def score(folder: Path, *groups: RewardGroup, **settings: object) -> list[list[float | None]]:
     reward = RewardSettings(name="judge", model=ModelReward(source=str(folder)), **settings)
-    return RewardScorer().score([reward], groups, SamplingSettings(), step=1).totals
+    return RewardScorer().score([reward], groups, SamplingSettings()).totals
 
 
 def logit(folder: Path, text: str) -> float:

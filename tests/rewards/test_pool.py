@@ -265,7 +265,7 @@ pool = RewardPool(WorkerSettings("mine", "python", setup, {MEMORY}))
 pool.start()
 Path({str(tmp_path / "reaper")!r}).write_text(str(pool._lanes[0]._worker._process.pid))
 group = RewardGroup(1, "question 1", None, ["a"], [[1]], ["stop"], {{}})
-pool.score([group], step=1, seconds=lambda _: 1000.0, give_up=True, stopped=lambda: False)
+pool.score([group], seconds=lambda _: 1000.0, give_up=True, stopped=lambda: False)
 """
     )
     with subprocess.Popen([sys.executable, str(tmp_path / "parent.py")]) as parent:
@@ -297,7 +297,7 @@ def test_a_file_that_hangs_when_loaded_is_killed(tmp_path: Path) -> None:
     setup = {"file": str(tmp_path / "slow.py"), "function": "reward", "style": "trl", "text": None}
     pool = RewardPool(WorkerSettings("mine", "python", setup, MEMORY, load_seconds=1.0))
     with pytest.raises(RewardUnusableError, match="took longer than 1 s"):
-        pool.score([make_group(0)], step=1, seconds=lambda _: 1.0, give_up=True, stopped=lambda: False)
+        pool.score([make_group(0)], seconds=lambda _: 1.0, give_up=True, stopped=lambda: False)
 
 
 def test_calls_end_when_the_caller_wants_them_to(reward: Callable[..., Reward]) -> None:

@@ -74,7 +74,7 @@ def test_a_group_is_one_request_in_openrlhfs_form(scorer: RewardScorer, server: 
         return 200, {"rewards": [prompt, None], "scores": [0, 0], "extra_logs": {"confidence": 0.5}}
 
     server.answer = answer
-    scores = scorer.score([make_reward(server.url)], [make_group(0), make_group(1)], SamplingSettings(), step=1)
+    scores = scorer.score([make_reward(server.url)], [make_group(0), make_group(1)], SamplingSettings())
     assert scores.totals == [[0.0, None], [1.0, None]]
     assert scores.metrics["reward/judge/confidence/sum"] == 1.0
     assert sorted(server.requests, key=lambda request: request["labels"]) == [
@@ -91,13 +91,13 @@ def test_groups_are_asked_for_at_the_same_time(scorer: RewardScorer, server: Rew
         return 200, {"rewards": [1, 1]}
 
     server.answer = answer
-    scores = scorer.score([make_reward(server.url)], [make_group(n) for n in range(4)], SamplingSettings(), step=1)
+    scores = scorer.score([make_reward(server.url)], [make_group(n) for n in range(4)], SamplingSettings())
     assert scores.totals == [[1.0, 1.0]] * 4
 
 
 def test_a_server_in_trouble_is_asked_again(scorer: RewardScorer, server: RewardServer) -> None:
     server.answer = lambda request: (200, {"rewards": [1, 1]}) if len(server.requests) == 3 else (503, b"starting")
-    assert scorer.score([make_reward(server.url)], [make_group(0)], SamplingSettings(), step=1).totals == [[1.0, 1.0]]
+    assert scorer.score([make_reward(server.url)], [make_group(0)], SamplingSettings()).totals == [[1.0, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_server_that_is_of_no_use_is_an_error(
 ) -> None:
     server.answer = lambda request: (status, body)
     with pytest.raises(TaskError, match=f"reward 'judge' .*{error}"):
-        scorer.score([make_reward(server.url)], [make_group(0)], SamplingSettings(), step=1)
+        scorer.score([make_reward(server.url)], [make_group(0)], SamplingSettings())
     assert len(server.requests) == requests
 
 
@@ -125,10 +125,10 @@ def test_a_server_that_hangs_or_is_not_there_is_an_error(scorer: RewardScorer, s
     over = threading.Event()
     server.answer = lambda request: (200, over.wait(30))
     with pytest.raises(TaskError, match=r"did not answer within 0\.5 s \(3 attempts\)"):
-        scorer.score([make_reward(server.url, seconds=0.5)], [make_group(0)], SamplingSettings(), step=1)
+        scorer.score([make_reward(server.url, seconds=0.5)], [make_group(0)], SamplingSettings())
     over.set()
     with pytest.raises(TaskError, match="cannot be reached"):
-        scorer.score([make_reward("http://127.0.0.1:9/")], [make_group(0)], SamplingSettings(), step=1)
+        scorer.score([make_reward("http://127.0.0.1:9/")], [make_group(0)], SamplingSettings())
 
 
 def test_a_group_has_the_time_of_all_attempts_and_one_to_spare() -> None:

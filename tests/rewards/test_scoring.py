@@ -42,7 +42,7 @@ def python_reward(tmp_path: Path, body: str, **settings: object) -> RewardSettin
 
 
 def score(scorer: RewardScorer, rewards: list[RewardSettings], *groups: RewardGroup) -> Scores:
-    return scorer.score(rewards, groups, SamplingSettings(max_response_tokens=10), step=1)
+    return scorer.score(rewards, groups, SamplingSettings(max_response_tokens=10))
 
 
 def test_terms_are_weighted_and_summed(scorer: RewardScorer) -> None:
@@ -167,7 +167,7 @@ def test_one_failure_stops_the_other_rewards(scorer: RewardScorer, tmp_path: Pat
 def test_a_stopped_task_stops_its_rewards(scorer: RewardScorer, tmp_path: Path) -> None:
     slow = python_reward(tmp_path, "import time; time.sleep(1000)")
     with pytest.raises(TaskError) as raised:
-        scorer.score([slow], [make_group(0, "4")], SamplingSettings(), step=1, stopped=lambda: True)
+        scorer.score([slow], [make_group(0, "4")], SamplingSettings(), stopped=lambda: True)
     assert (raised.value.reason, raised.value.retryable) == ("drained", True)
 
 

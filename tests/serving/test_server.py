@@ -50,6 +50,8 @@ class Scripted:
     sleeps: int = 0
     sleep_fault: Exception | None = None
     sleep_ends: threading.Event = field(default_factory=threading.Event)
+    stands: threading.Event | None = None
+    """What the work hangs on, before it goes on."""
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         if self.unloadable:
@@ -62,6 +64,8 @@ class Scripted:
             raise self.fault
         context.awake()
         context.emit(Progress(finished=0, running=1, waiting=0, tokens=7))
+        if self.stands is not None:
+            self.stands.wait()
         while not self.release.is_set() and context.stop_reason is None:
             time.sleep(0.002)
         self.stopped_by.append(context.stop_reason)
@@ -241,6 +245,48 @@ async def test_one_task_at_a_time(tmp_path: Path) -> None:
         async with client.run(request_for(tmp_path, part="other")) as second:
             refusal = parse_event(await second.read())
         assert (second.status, refusal.reason) == (409, "busy")
+
+
+async def test_of_simultaneous_requests_one_is_taken(tmp_path: Path) -> None:
+    function = Scripted()
+    async with serving(function) as client:
+        for number in range(5):
+            bodies = [request_for(tmp_path, part=f"{number}-{other}") for other in range(4)]
+            responses = await asyncio.gather(*map(client.run, bodies))
+            assert sorted(response.status for response in responses) == [200, 409, 409, 409]
+            for response in responses:
+                response.close()
+            await client.instance.idle()
+    assert function.runs <= 5
+
+
+async def test_a_task_whose_caller_is_gone_before_its_stream_begins_frees_the_instance(tmp_path: Path) -> None:
+    function = Scripted()
+    function.release.set()
+    async with serving(function) as client:
+        taken = client.instance.take()
+        assert client.instance.busy
+        client.instance.give_up(taken)
+        assert not client.instance.busy
+        async with client.run(request_for(tmp_path)) as response:
+            await response.content.readline()
+            client.instance.give_up(taken)
+            assert client.instance.busy or function.runs
+
+
+async def test_heartbeats_say_for_how_long_nothing_has_worked(tmp_path: Path) -> None:
+    function = Scripted(stands=threading.Event())
+    async with serving(function) as client, client.run(request_for(tmp_path)) as response:
+        still = [0.0]
+        while still[-1] < 0.5:
+            event = parse_event(await response.content.readline())
+            if event.event == "heartbeat":
+                still.append(event.still_seconds)
+        function.stands.set()
+        while event.event != "done":
+            event = parse_event(await response.content.readline())
+            if event.event == "heartbeat" and event.still_seconds == 0.0:
+                function.release.set()
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def test_a_temperature_is_positive_and_finite(temperature: float) -> None:
 def test_a_name_stands_for_every_choice(name: AlgorithmName) -> None:
     whole = AlgorithmSettings(name=name).resolved()
     undecided = {field for field in AlgorithmSettings.model_fields if getattr(whole, field) is None}
-    assert undecided <= {"dual_clip", "critic"} | ({"clip_low", "clip_high"} if whole.clip == "sapo" else set())
+    assert undecided <= {"dual_clip", "critic", "whiten_over"} | (
+        {"clip_low", "clip_high"} if whole.clip == "sapo" else set()
+    )
     assert (whole.critic is not None) == (whole.advantage == "gae")
     assert whole.resolved() == whole
     # What is resolved is itself a valid document.
@@ -184,6 +186,11 @@ def test_the_critic_comes_and_goes_with_the_advantage() -> None:
                 "kl": {"coefficient": 0.1, "placement": "reward", "estimator": "k1"},
             },
             "set placement: loss",
+        ),
+        ({"whitenOver": "samples"}, "whitenOver: advantageNormalization: group does not whiten; remove it"),
+        (
+            {"name": "ppo", "whitenOver": "samples"},
+            "whitenOver: the tokens of a response have different gae",
         ),
         ({"name": "cispo", "dualClip": 3.0}, "dualClip: cispo"),
         ({"name": "grpo", "gamma": 0.99}, "gamma: group advantages have no discount"),

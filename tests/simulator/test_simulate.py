@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -302,7 +303,9 @@ def test_the_page_shows_every_policy_and_loads_nothing():
         assert f"<h3>{name}</h3>" in html
     for heading in ("Time against cost", "Held and idle", "One step", "The planner&#x27;s own cost"):
         assert heading in html.replace("The planner's", "The planner&#x27;s")
-    assert "starting" in html and "http" not in html.replace("http-equiv", "")
+    for state in ("starting", "busy", "idle", "not held"):
+        assert re.search(rf'<i class="key [a-z]+"></i>{state}<', html), f"a legend says which color is {state}"
+    assert "http" not in html.replace("http-equiv", "")
 
 
 def test_the_first_scenario_is_the_papers_best_case():

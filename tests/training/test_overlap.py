@@ -232,7 +232,7 @@ def test_a_driver_that_is_gone_in_mid_step_is_gone_on_from_by_the_journal(
 
 def wait_until_gone(file: Path) -> None:
     """Until the job's driver has ended: one that was started warm is killed a moment after what stands in its place."""
-    for lease in (folder_of(file) / "leases").iterdir():
+    for lease in (folder_of(file) / "leases").glob("??????.json"):
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(json.loads(lease.read_text())["pid"]).wait(PATIENCE)
 

@@ -16,6 +16,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 WARM = (
     "rlhfless_functions.learning.rank_process",
+    "rlhfless_functions.serving.check_data",
     "rlhfless_functions.serving.fork_server",
     "rlhfless_operator",
     "tests.learning.gang_member",

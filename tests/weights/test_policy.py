@@ -64,7 +64,7 @@ def test_a_published_version_is_a_complete_folder(tiny: ModelSettings, tmp_path:
     tokenizer = load_tokenizer(tiny, version(tiny.source))
     for number in (1, 2):  # The second is written from what the first has kept.
         uri = str(tmp_path / str(number))
-        publish_weights(uri, policy, tokenizer, readme="# Trained")
+        publish_weights(uri, policy, tokenizer, texts={"README.md": "# Trained"})
         assert AutoTokenizer.from_pretrained(uri)("12+3=").input_ids == tokenizer("12+3=").input_ids
         assert GenerationConfig.from_pretrained(uri).eos_token_id == [1, 5]
         assert load_policy(tiny, version(uri, 1)).generation_config.eos_token_id == [1, 5]

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_policy, load_tokenizer, publish_weights
+from rlhfless_functions.weights.saving import write_tokenizer
 from tests.weights.random_models import random_model, settings_of, version
 from tests.weights.random_models import tiny as tiny  # A fixture.
 
@@ -52,3 +53,14 @@ def test_the_jobs_chat_template_is_used_and_published(tiny: ModelSettings, tmp_p
     assert AutoTokenizer.from_pretrained(tmp_path / "1").chat_template == template
     with pytest.raises(TaskError, match=r"nothing\.jinja does not exist"):
         load_tokenizer(tiny.model_copy(update={"chat_template": "nothing.jinja"}), version(tiny.source))
+
+
+def test_a_published_tokenizer_does_not_say_where_it_was_loaded_from(tiny_model: Path, tmp_path: Path) -> None:
+    """Otherwise the replay of a run finds another file than the run wrote."""
+    written = []
+    for offline in (False, True):
+        folder = tmp_path / str(offline)
+        folder.mkdir()
+        write_tokenizer(AutoTokenizer.from_pretrained(tiny_model, local_files_only=offline), folder)
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert written[0] == written[1]

@@ -1,7 +1,8 @@
 """Advantages: how much better a token was than expected.
 
 `estimate_advantages` needs only one complete group, so preparation runs it while other groups still decode.
-`normalize_batch` needs the whole step's batch, so the learner runs it, once, before cutting the batch into minibatches.
+`normalize_batch` and `normalize_samples` need the whole step's batch, so the learner runs them, once, before cutting it
+into minibatches.
 """
 
 from collections.abc import Sequence
@@ -220,8 +221,34 @@ def normalize_batch(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
     chosen = advantages[mask].double()
     if not len(chosen):
         return torch.zeros_like(advantages)
-    shifted = chosen - chosen[0]
-    centred = shifted - shifted.mean()
-    variance = centred.square().sum() / max(len(chosen) - 1, 1)
+    centred, variance = _centred(chosen)
     whitened = (centred * torch.rsqrt(variance + 1e-8)).to(advantages.dtype)
     return torch.zeros_like(advantages).masked_scatter(mask, whitened)
+
+
+def normalize_samples(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    """Mean 0 and standard deviation 1 over all samples of the batch that have a reward, however long they are.
+
+    (A − mean) / (deviation + `GROUP_EPSILON`), as TRL's `normalize_then_sum` (GDPO) and NeMo-RL whiten. The advantages
+    of each group sum to 0, and therefore a group of equal rewards keeps advantages of 0, whatever other groups have.
+
+    Args:
+        advantages: one of each sample of the whole step's batch [samples].
+        scored: bool [samples], True on samples that have a reward.
+
+    Returns:
+        Same shape and type; 0 where a sample has no reward.
+    """
+    chosen = advantages[scored].double()
+    if not len(chosen):
+        return torch.zeros_like(advantages)
+    centred, variance = _centred(chosen)
+    whitened = (centred / (variance.sqrt() + GROUP_EPSILON)).to(advantages.dtype)
+    return torch.zeros_like(advantages).masked_scatter(scored, whitened)
+
+
+def _centred(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return numbers minus their mean, and their sample variance (n − 1). Equal numbers give exact zeros."""
+    shifted = numbers - numbers[0]
+    centred = shifted - shifted.mean()
+    return centred, centred.square().sum() / max(len(numbers) - 1, 1)

@@ -14,6 +14,7 @@ log-probabilities travel through the artifact store, never through this contract
 - `metrics`: names, units and meanings of all metrics.
 - `probe`: the messages of `rlhfless probe`.
 - `reward_trial`: the messages of `rlhfless try-reward`.
+- `data_check`: the messages of `rlhfless validate --data`.
 """
 
 from rlhfless_functions.api.events import (
@@ -53,6 +54,7 @@ from rlhfless_functions.api.messages import (
 from rlhfless_functions.api.pieces import JournalledPiece, Piece, piece_uri
 from rlhfless_functions.api.preload import Preload
 from rlhfless_functions.api.requests import (
+    PROMPTING,
     BaseRequest,
     BatchReference,
     ExportRequest,
@@ -62,10 +64,12 @@ from rlhfless_functions.api.requests import (
     MaterializeRequest,
     NextWeights,
     PrepareRequest,
+    Prompting,
     RunRequest,
     SharedPrefix,
     SharedPrefixes,
     StepSettings,
+    TrainingProgress,
     UnpublishedVersion,
     parse_request,
 )

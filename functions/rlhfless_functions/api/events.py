@@ -130,6 +130,9 @@ class Heartbeat(Message):
     """The instance is alive and has no other event to send."""
 
     event: Literal["heartbeat"] = "heartbeat"
+    still_seconds: float = Field(default=0.0, ge=0)
+    """Seconds for which nothing has worked in the instance, neither the task nor a process below it. Whoever reads the
+    stream decides how long is too long."""
 
 
 class Done(Message):

@@ -32,7 +32,12 @@ PREPARATION_METRICS: dict[str, Metric] = {
     "reward/<reward>/timed_out": Metric(
         "share", "Share of the reward's checks of a response that took too long and were ended."
     ),
-    "reward/<reward>/crashed": Metric("share", "Share of the reward's checks of a response that crashed."),
+    "reward/<reward>/out_of_memory": Metric(
+        "share", "Share of the reward's checks of a response that reached its limit of memory."
+    ),
+    "reward/<reward>/crashed": Metric(
+        "share", "Share of the reward's checks of a response whose process was killed, ended itself or wrote too much."
+    ),
     "reward/<reward>/<logged>": Metric("number", "Value that the reward's function logged with `log_metric`, mean."),
     "groups": Metric("groups", "Prepared groups, including those that were replaced."),
     "zero_variance_groups": Metric(

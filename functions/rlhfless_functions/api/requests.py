@@ -1,6 +1,6 @@
 """The requests of the control plane to functions. A request is the work of one stage, or a part of it."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
@@ -142,6 +142,19 @@ class GenerationRequest(BaseRequest):
     none; if omitted, nothing is drafted. The samples do not depend on it."""
 
 
+class TrainingProgress(Message):
+    """The position of the training, for rewards. As in TRL, samples of a training step see the steps before it."""
+
+    finished: int = Field(default=0, ge=0)
+    """Steps that are finished."""
+    total: int = Field(default=1, ge=1)
+    """Steps of the whole job."""
+    epoch: float = 0.0
+    """Passes over the training prompts that are finished."""
+    epochs: int = 1
+    """Passes of the whole job, the last one perhaps a part."""
+
+
 class PrepareRequest(BaseRequest):
     """Preparation: score complete groups and compute what the learner needs besides tokens."""
 
@@ -155,6 +168,8 @@ class PrepareRequest(BaseRequest):
     samples: list[SampleTask] = Field(min_length=1)
     """The samples to prepare: complete groups, each group's samples together."""
     rewards: list[RewardSettings]
+    progress: TrainingProgress = TrainingProgress()
+    """Position of the training, which rewards may read."""
     algorithm: AlgorithmSettings
     """Resolved settings."""
     sampling: EngineSampling
@@ -301,6 +316,23 @@ class LearnRequest(BaseRequest):
     """The instances that take the step together; None if a single one takes it."""
 
 
+PROMPTING = "prompting.json"
+"""File of a published model with its `Prompting`."""
+
+
+class Prompting(Message):
+    """The surroundings of a prompt in training, and the strings that ended responses."""
+
+    chat: bool = True
+    """Whether prompts were chat messages, in the template of the tokenizer; otherwise they were plain text."""
+    system_prompt: str | None = None
+    """System message before every prompt."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Arguments of the chat template."""
+    stop: list[str] = Field(default=[])
+    """Strings that ended a response."""
+
+
 class ExportRequest(BaseRequest):
     """Learning: publish one weights version as a Hugging Face folder for the user."""
 
@@ -311,6 +343,8 @@ class ExportRequest(BaseRequest):
     """URI of the folder to publish."""
     model_card: str
     """Content of its README.md."""
+    prompting: Prompting = Prompting()
+    """The form of its prompts, for `prompting.json`."""
 
 
 RunRequest = Annotated[

@@ -18,8 +18,16 @@ class DataCounts(Message):
     """Rows dropped because their last message is the assistant's."""
     without_ground_truth: int = Field(default=0, ge=0)
     """Prompts without ground truth, if others have one; they are kept."""
+    chats: int = Field(default=0, ge=0)
+    """Prompts that are chat messages; the others are plain text."""
+    filtered: int = Field(default=0, ge=0)
+    """Rows that the user's filter left out; `rows` does not include them."""
+    sizes: list[int] = Field(default=[])
+    """Usable prompts of each source, one after the other."""
     first: dict[str, str] = Field(default={})
     """Place of the first row of each kind, by the name of the count."""
+    notes: list[str] = Field(default=[])
+    """Remarks on how the rows were read, a phrase each."""
 
     @property
     def left_out(self) -> int:

@@ -32,6 +32,8 @@ class RewardTrial(Message):
     rewards: list[RewardSettings]
     sampling: EngineSampling
     seed: int
+    total_steps: int = Field(default=1, ge=1)
+    """Steps of the job, which rewards may read; 1 if they depend on the data."""
     responses: list[GivenResponse] = Field(default=[])
     """Responses to score; if there are none, the model samples some."""
     prompts: int = Field(default=1, ge=1)

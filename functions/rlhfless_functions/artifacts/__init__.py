@@ -3,7 +3,8 @@
 A published folder is immutable and exists whole or not at all: its `manifest.json`, with every file's size and
 checksum, is written last. A crash leaves only files that no manifest names, which `sweep` removes.
 
-- `files`: read, write, list and remove single files.
+- `files`: read, write, list and remove single files. `sealing`: their checksums. `names`: refuse names that lead out of
+  a folder.
 - `manifest`: the sizes and checksums of a published folder.
 - `publication`: publish a folder. `uploads`: publish to an object store. `sweeping`: remove files without an owner.
 - `retrieval`: get a published folder onto the local disk. `copies`: keep it there.
@@ -25,10 +26,12 @@ from rlhfless_functions.artifacts.errors import (
 )
 from rlhfless_functions.artifacts.files import (
     create_exclusive,
+    create_json,
     exists,
     join,
     list_files,
     local_path,
+    matching_files,
     read_bytes,
     read_json,
     remove,
@@ -40,5 +43,6 @@ from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, is_publish
 from rlhfless_functions.artifacts.peers import Sources
 from rlhfless_functions.artifacts.publication import publish
 from rlhfless_functions.artifacts.retrieval import arrive, local_folder
+from rlhfless_functions.artifacts.sealing import BLANK, KEY, is_sound, parse_sealed, seal, sealed_json
 from rlhfless_functions.artifacts.sweeping import sweep
 from rlhfless_functions.artifacts.uploads import combine, complete, uploading

@@ -8,11 +8,12 @@ not at all.
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
 
-from rlhfless_functions.artifacts.errors import writing
+from rlhfless_functions.artifacts.errors import ArtifactUnwritableError, writing
 from rlhfless_functions.artifacts.files import TEMPORARY, is_held, local_path
 from rlhfless_functions.artifacts.manifest import Manifest, manifest
 
@@ -24,13 +25,26 @@ _PART = ".part-"
 def cache_folder() -> Path:
     """Return the folder of the copies; create it if it is missing.
 
+    Everybody may write into the system's folder for temporary files, so the folder there must be this user's own.
+
     Raises:
-        ArtifactUnwritableError: if it can't be created.
+        ArtifactUnwritableError: if it can't be created, or if another user could put copies into it.
     """
-    cache = Path(os.environ.get("RLHFLESS_CACHE") or Path(tempfile.gettempdir()) / f"rlhfless-cache-{os.getuid()}")
+    chosen = os.environ.get("RLHFLESS_CACHE")
+    cache = Path(chosen or Path(tempfile.gettempdir()) / f"rlhfless-cache-{os.getuid()}")
     with writing(str(cache)):
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not chosen and not _is_private(cache):
+            raise ArtifactUnwritableError(
+                f"{cache} is a link, or others may write to it: remove it, or set RLHFLESS_CACHE to a folder of yours"
+            )
     return cache
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether this is a real folder that this user made and nobody else may write to."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def copy_place(uri: str, identity: bytes) -> Path:

@@ -1,10 +1,11 @@
 """URIs and single files: read, write atomically, create exclusively, list, remove."""
 
+import errno
 import fcntl
-import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,9 +17,16 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from rlhfless_functions.artifacts.errors import ArtifactCorruptError, reading, writing
+from rlhfless_functions.artifacts.names import inside
+from rlhfless_functions.artifacts.sealing import parse_sealed, sealed_json
 
 TEMPORARY = re.compile(r"\..+\.tmp-[0-9a-f]{32}")
 """Names of files and folders that are being written."""
+
+MOST_JSON = 64 * 2**20
+"""Most bytes of a JSON file."""
+_MOST_CONTAINERS = 500_000
+_MOST_VALUES = 5_000_000
 
 # --- URIs --------------------------------------------------------------------------------------------------------
 
@@ -68,32 +76,68 @@ os.register_at_fork(after_in_child=_leave_connections_to_parent)
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_bytes(uri: str) -> bytes:
+def read_bytes(uri: str, *, most: int | None = None) -> bytes:
     """Return the content of a file.
+
+    Args:
+        uri: the file.
+        most: bytes that it may have; any number if omitted.
 
     Raises:
         ArtifactMissingError: if it is not there or cannot be read.
+        ArtifactCorruptError: if it is larger, or no regular file.
     """
     path = local_path(uri)
     with reading(uri):
         if path is not None:
-            return path.read_bytes()
+            return _read_local(uri, path, most)
         filesystem, name = remote(uri)
+        if most is not None and (size := filesystem.size(name)) is not None and size > most:
+            raise _too_large(uri, size, most)
         content: bytes = filesystem.cat_file(name)
         return content
 
 
-def read_json(uri: str) -> Any:
+def _read_local(uri: str, path: Path, most: int | None) -> bytes:
+    # Opening a pipe would wait for its writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if most is None:
+            return file.read()
+        if not stat.S_ISREG(found.st_mode):
+            raise ArtifactCorruptError(f"{uri} is no regular file: remove it")
+        # It may grow meanwhile.
+        content = b"" if found.st_size > most else file.read(most + 1)
+        if found.st_size > most or len(content) > most:
+            raise _too_large(uri, max(found.st_size, len(content)), most)
+        return content
+
+
+def _too_large(uri: str, size: int, most: int) -> ArtifactCorruptError:
+    return ArtifactCorruptError(f"{uri} has {size} bytes, more than {most}: restore it from a copy, or remove it")
+
+
+def read_json(uri: str, *, most: int = MOST_JSON) -> Any:
     """Return the content of a JSON file.
+
+    Args:
+        uri: the file.
+        most: bytes that it may have.
 
     Raises:
         ArtifactMissingError: if it is not there or cannot be read.
-        ArtifactCorruptError: if it is not JSON.
+        ArtifactCorruptError: if it is not JSON, is too large, or has changed since `write_json` wrote it.
     """
+    content = read_bytes(uri, most=most)
     try:
-        return json.loads(read_bytes(uri))
-    except ValueError as error:
-        raise ArtifactCorruptError(f"{uri} is no JSON ({error}): restore it from a copy, or remove it") from error
+        # Two characters can become an object of 64 bytes.
+        if content.count(b"{") + content.count(b"[") > _MOST_CONTAINERS or content.count(b",") > _MOST_VALUES:
+            raise ValueError("it has too many values")
+        return parse_sealed(content)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactCorruptError(f"{uri} is damaged ({error}): restore it from a copy, or remove it") from error
 
 
 def exists(uri: str) -> bool:
@@ -120,11 +164,23 @@ def list_files(uri: str) -> list[str]:
     return [join(uri, name) for name in sorted(walk(uri)) if not any(map(TEMPORARY.fullmatch, name.split("/")))]
 
 
+def matching_files(pattern: str) -> list[str]:
+    """Return the URIs of all files that match a pattern such as `s3://bucket/train-*.parquet`, sorted.
+
+    Raises:
+        ArtifactMissingError: if the store cannot be asked.
+    """
+    with reading(pattern):
+        filesystem, name = remote(pattern)
+        return sorted(str(filesystem.unstrip_protocol(each)) for each in filesystem.glob(name))
+
+
 def walk(uri: str) -> list[str]:
     """Return the paths of all files below a folder, relative to it, including files that are still being written.
 
     Raises:
         ArtifactMissingError: if the store cannot be asked.
+        ArtifactCorruptError: if a key of the store leads out of the folder.
     """
     path = local_path(uri)
     with reading(uri):
@@ -136,7 +192,16 @@ def walk(uri: str) -> list[str]:
             ]
         filesystem, folder_name = remote(uri)
         prefix = folder_name.rstrip("/") + "/"
-        return [name.removeprefix(prefix) for name in filesystem.find(folder_name) if name.startswith(prefix)]
+        found = [name.removeprefix(prefix) for name in filesystem.find(folder_name) if name.startswith(prefix)]
+        # Some tools mark a folder by an empty object whose key ends with a slash.
+        return [_inside(uri, name) for name in found if name and not name.endswith("/")]
+
+
+def _inside(uri: str, name: str) -> str:
+    try:
+        return inside(name)
+    except ValueError as error:
+        raise ArtifactCorruptError(f"{uri} has an object that no folder can hold ({error}): remove it") from error
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
@@ -159,16 +224,20 @@ def write_bytes(uri: str, data: bytes) -> None:
 
 
 def write_json(uri: str, value: Any) -> None:
-    """Write a JSON file atomically.
+    """Write a JSON file atomically. An object gets a checksum, which `read_json` compares and takes off.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written.
     """
-    write_bytes(uri, json.dumps(value).encode())
+    write_bytes(uri, sealed_json(value))
 
 
 def create_exclusive(uri: str, data: bytes) -> bool:
-    """Write a file only if there is none. Of all concurrent writers, exactly one gets True.
+    """Write a file only if there is none. Of all concurrent writers of different contents, exactly one gets True.
+
+    If the answer of a store is lost, the next try is refused, because the file is there. So a refused writer reads the
+    file, and the content says whose it is. Writers of equal contents all get True. A caller that must be the only one
+    puts something of its own into the content.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written.
@@ -182,11 +251,29 @@ def create_exclusive(uri: str, data: bytes) -> bool:
             else:
                 with _written_beside(path, data) as temporary:
                     os.link(temporary, path)
-        except FileExistsError:
-            if not exists(uri):
+        except OSError as error:
+            if not (may_exist(error) and exists(uri)):
                 raise
-            return False
+            return read_bytes(uri) == data
         return True
+
+
+def create_json(uri: str, value: Any) -> bool:
+    """Write a JSON file only if there is none, as `write_json` and `create_exclusive` do.
+
+    Raises:
+        ArtifactUnwritableError: if it cannot be written.
+    """
+    return create_exclusive(uri, sealed_json(value))
+
+
+def may_exist(error: OSError) -> bool:
+    """Return whether the reason why a file was not created may be that it is there.
+
+    Not every store says so in the same words, and s3fs knows those of AWS. The second completion of an upload in parts
+    finds no such upload.
+    """
+    return isinstance(error, FileExistsError | FileNotFoundError) or error.errno in (errno.EINVAL, errno.EEXIST)
 
 
 def remove(uri: str) -> None:
@@ -199,8 +286,10 @@ def remove(uri: str) -> None:
     with writing(uri):
         if path is None:
             filesystem, name = remote(uri)
-            if filesystem.exists(name):
-                filesystem.rm(name, recursive=True)
+            # A list may name a file that is gone by now, or the request's answer was lost.
+            with suppress(FileNotFoundError):
+                if filesystem.exists(name):
+                    filesystem.rm(name, recursive=True)
         elif path.is_dir() and not path.is_symlink():
             # A folder vanishes at once, even if the removal of its files is interrupted.
             doomed = path.replace(beside(path))

@@ -18,6 +18,7 @@ import xxhash
 
 from rlhfless_functions.artifacts.errors import ArtifactCorruptError, ArtifactMissingError
 from rlhfless_functions.artifacts.files import exists, join, read_bytes
+from rlhfless_functions.artifacts.names import inside
 
 MANIFEST = "manifest.json"
 """Name of the manifest in its folder."""
@@ -161,7 +162,13 @@ def _dumped(files: Mapping[str, ManifestEntry]) -> dict[str, dict[str, Any]]:
 
 
 def _parsed(files: Mapping[str, Any]) -> dict[str, ManifestEntry]:
-    return {name: ManifestEntry(**entry) for name, entry in files.items()}
+    return {inside(name): _entry(**entry) for name, entry in files.items()}
+
+
+def _entry(size: int, checksum: str, stored: str | None = None) -> ManifestEntry:
+    if not isinstance(size, int) or size < 0 or not isinstance(checksum, str):
+        raise ValueError(f"{size!r} is no size, or {checksum!r} no checksum")
+    return ManifestEntry(size, checksum, None if stored is None else inside(stored))
 
 
 def _delta(base: str, files: Mapping[str, Any]) -> Delta:

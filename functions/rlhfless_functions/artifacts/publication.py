@@ -64,6 +64,7 @@ def publish(uri: str, *, since: str | None = None) -> Iterator[Path]:
 
 def _move(folder: Path, target: Path) -> None:
     names = walk(str(folder))
+    _as_umask_allows(folder, names)
     (folder / MANIFEST).write_bytes(Manifest(entries(folder, names)).dump())
     with ThreadPoolExecutor(_FLUSHES) as pool:
         list(pool.map(lambda name: _flush(folder / name), [*names, MANIFEST]))
@@ -79,6 +80,15 @@ def _move(folder: Path, target: Path) -> None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).replace(target / name)
     _flush(target.parent)
+
+
+def _as_umask_allows(folder: Path, names: list[str]) -> None:
+    """Let those read the files who may read the folder: safetensors lets their owner alone."""
+    readers = folder.stat().st_mode & 0o444
+    for name in names:
+        mode = (folder / name).stat().st_mode
+        if mode | readers != mode:
+            (folder / name).chmod(mode | readers)
 
 
 def _flush(path: Path) -> None:

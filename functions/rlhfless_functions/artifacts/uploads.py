@@ -11,20 +11,23 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlhfless_functions.artifacts.copies import cache_folder, copied_digest, find_copy, keep_copy
 from rlhfless_functions.artifacts.deltas import write_delta
 from rlhfless_functions.artifacts.errors import writing
-from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, remote, walk
-from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, entries
+from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, may_exist, remote, walk
+from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, entries, manifest
 
 logger = logging.getLogger(__name__)
 
 _DELTAS = ".delta"
 """Sub-folder of the deltas."""
+_BLOCK = 4 * 2**20
+"""Bytes of two files that are compared at a time."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ def uploading(uri: str, *, since: str | None = None, part: str = "") -> Iterator
 
 
 def complete(uri: str, files: Manifest) -> bool:
-    """Publish uploaded files. If something has been published before, it stays, and the uploaded files are removed.
+    """Publish uploaded files. If something has been published before, it stays, and the uploaded files are removed that
+    it does not name.
 
     Returns:
         Whether these files are the published ones.
@@ -130,9 +134,16 @@ def complete(uri: str, files: Manifest) -> bool:
     with writing(uri):
         if create_exclusive(join(uri, MANIFEST), files.dump()):
             return True
-        stored = [*files.files.items(), *(files.delta.files.items() if files.delta is not None else ())]
-        filesystem.rm([join(base, entry.stored or name) for name, entry in stored])
+        published = manifest(uri)
+        if doomed := _stored(files) - (_stored(published) if published is not None else set()):
+            filesystem.rm([join(base, name) for name in sorted(doomed)])
         return False
+
+
+def _stored(files: Manifest) -> set[str]:
+    """Return the places of the files and deltas that a manifest names, relative to the folder."""
+    named = [*files.files.items(), *(files.delta.files.items() if files.delta is not None else ())]
+    return {entry.stored or name for name, entry in named}
 
 
 def combine(parts: Sequence[Manifest]) -> Manifest:
@@ -166,10 +177,9 @@ def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
     spare = f".{uuid.uuid4().hex}"
 
     def put(name: str) -> str:
-        """Upload one file under its own name, or under a spare one if that is taken. Return the name."""
+        """Upload one file under its own name, or under a spare one if another file has that. Return the name."""
         for stored in (name, f"{spare}/{name}"):
-            with suppress(FileExistsError):
-                filesystem.put_file(str(folder / name), join(base, stored), mode="create")
+            if _create(filesystem, folder / name, join(base, stored)):
                 return stored
         raise FileExistsError(f"{join(uri, spare)} exists")
 
@@ -181,3 +191,28 @@ def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
     return {
         name: replace(entry, stored=stored[name] if stored[name] != name else None) for name, entry in content.items()
     }
+
+
+def _create(filesystem: Any, file: Path, place: str) -> bool:
+    """Upload a file unless its place is taken. Return whether the place has the file's content.
+
+    The file may be there because the answer of an earlier try was lost, or because another publisher has the same.
+    """
+    try:
+        filesystem.put_file(str(file), place, mode="create")
+    except OSError as error:
+        if not (may_exist(error) and filesystem.exists(place)):
+            raise
+        return _holds(filesystem, place, file)
+    return True
+
+
+def _holds(filesystem: Any, place: str, file: Path) -> bool:
+    """Return whether a stored file has the content of a local one."""
+    if filesystem.size(place) != file.stat().st_size:
+        return False
+    with filesystem.open(place, "rb") as stored, file.open("rb") as local:
+        while (block := local.read(_BLOCK)) == stored.read(_BLOCK):
+            if not block:
+                return True
+    return False

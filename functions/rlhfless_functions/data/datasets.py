@@ -6,85 +6,215 @@ columns are kept for the rewards.
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.api import DataCounts
+from rlhfless_functions.data.chats import (
+    MEDIA,
+    TEMPLATE_ARGUMENTS,
+    TOOLS,
+    ChatError,
+    Conversation,
+    PromptForm,
+    prompt_tokens,
+    read_prompt,
+    render,
+    unseen,
+)
 from rlhfless_functions.data.dataset_files import Table, ground_truth_column, invalid, prompt_column
-from rlhfless_functions.data.left_out import check_what_rewards_need, is_empty
+from rlhfless_functions.data.left_out import TruthCheck, check_what_rewards_need, is_empty
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.data.rows import Row, lookup
+from rlhfless_functions.data.rows import Row, lookup, surrogate_fault
+from rlhfless_functions.data.thoughts import begun_thoughts
 from rlhfless_functions.settings import DataSettings, RewardSettings, SamplingSettings
 
 _log = logging.getLogger(__name__)
 
 
 def make_prompts(
-    table: Table,
+    tables: Sequence[Table],
     data: DataSettings,
     sampling: SamplingSettings,
     tokenizer: PreTrainedTokenizerBase,
     positions: int | None = None,
     rewards: Sequence[RewardSettings] = (),
+    unreadable: TruthCheck | None = None,
 ) -> tuple[list[Prompt], DataCounts]:
     """Apply the chat template, tokenize, and drop prompts that are empty, answered or too long.
 
     Args:
-        table: the dataset.
-        data: how to read it.
+        tables: the sources of the dataset.
+        data: which prompts to drop.
         sampling: the longest prompt and response.
         tokenizer: with the job's chat template.
         positions: most tokens that the model can read, prompt and response together.
         rewards: rewards whose columns each row must have.
+        unreadable: finds the ground truths that these can't read; see `check_what_rewards_need`.
 
     Returns:
-        The prompts, in the dataset's order and numbered from 0, and the counts of all rows.
+        The prompts, one source after the other in its order and numbered from 0, and the counts of all rows.
 
     Raises:
         TaskError: data_invalid; the message names the row and the remedy.
     """
-    column, truth = prompt_column(table, data), ground_truth_column(table, data)
+    made = [_prompts_of(table, data, sampling, tokenizer, positions, rewards, unreadable) for table in tables]
+    prompts = [prompt for each, _ in made for prompt in each]
+    if len(made) > 1:
+        prompts = [replace(prompt, row=row) for row, prompt in enumerate(prompts)]
+    return prompts, _together(tables, [counts for _, counts in made])
+
+
+def _together(tables: Sequence[Table], counts: Sequence[DataCounts]) -> DataCounts:
+    """Return the counts of several sources as those of one dataset."""
+    if len(counts) == 1:
+        return counts[0]
+    numbers = ("rows", "too_long", "empty", "answered", "without_ground_truth", "chats", "filtered")
+    first: dict[str, str] = {}
+    for table, each in zip(tables, counts, strict=True):
+        first = {name: f"{place} of {table.source}" for name, place in each.first.items()} | first
+    return DataCounts(
+        first=first,
+        notes=[f"{table.source}: {note}" for table, each in zip(tables, counts, strict=True) for note in each.notes],
+        sizes=[size for each in counts for size in each.sizes],
+        **{name: sum(getattr(each, name) for each in counts) for name in numbers},
+    )
+
+
+def _prompts_of(
+    table: Table,
+    data: DataSettings,
+    sampling: SamplingSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    positions: int | None,
+    rewards: Sequence[RewardSettings],
+    unreadable: TruthCheck | None,
+) -> tuple[list[Prompt], DataCounts]:
+    column, truth = prompt_column(table), ground_truth_column(table)
     left_out: dict[int, str] = {}
-    conversations: dict[int, list[dict[str, Any]] | None] = {}
+    conversations: dict[int, Conversation] = {}
+    form = PromptForm(table.reading.system_prompt, table.reading.chat_template_kwargs)
     for number, row in enumerate(table.rows):
         if is_empty(lookup(row, column)):
             left_out[number] = "empty"
             continue
-        conversations[number] = messages = _messages(table, number, column, data.system_prompt)
-        if messages is not None and messages[-1]["role"] == "assistant" and data.answered_prompts != "continue":
+        with _placed(table, number, column):
+            conversations[number] = read_prompt(_plain(lookup(row, column)), form, _template_columns(row))
+        if conversations[number].is_answered and data.answered_prompts != "continue":
             left_out[number] = "answered"
     _refuse_answered(table, left_out, data)
     numbers = [number for number in conversations if number not in left_out]
-    texts = {
-        number: lookup(table.rows[number], column)
-        if (messages := conversations[number]) is None
-        else _templated(tokenizer, messages, table, number)
-        for number in numbers
-    }
-    ids = _tokenize(tokenizer, list(texts.values()), [conversations[number] is None for number in numbers])
-    tokens = dict(zip(numbers, ids, strict=True))
+    texts = {}
+    for number in numbers:
+        with _placed(table, number, column):
+            texts[number] = render(tokenizer, conversations[number])
+    are_plain = [conversations[number].messages is None for number in numbers]
+    tokens = dict(zip(numbers, prompt_tokens(tokenizer, list(texts.values()), are_plain), strict=True))
     kept = _fitting(table, tokens, data, sampling, positions, left_out)
-    check_what_rewards_need(table, kept, rewards, truth)
+    check_what_rewards_need(table, kept, rewards, truth, unreadable)
     unusable: set[str] = set()
     prompts = [
         Prompt(
             row=row,
             tokens=tokens[number],
             text=texts[number],
-            messages=conversations[number],
-            ground_truth=None if truth is None else _json(lookup(table.rows[number], truth), truth, table, number),
-            columns=_columns(table.rows[number], column, unusable),
+            messages=conversations[number].messages,
+            ground_truth=None if truth is None else _truth(table, number, truth),
+            columns=_columns(table.rows[number], column, conversations[number].messages, unusable),
         )
         for row, number in enumerate(kept)
     ]
     if unusable:
         _log.warning("columns %s have values that JSON can't hold; rewards don't get them", ", ".join(sorted(unusable)))
-    return prompts, _counts(table, left_out, kept, truth)
+    counts = _counts(table, left_out, kept, truth)
+    notes = list(_notes(table, tokenizer, {number: conversations[number] for number in kept}, texts, rewards))
+    plain = [number for number in kept if conversations[number].messages is None]
+    notes += _marked(table, tokenizer, {number: tokens[number] for number in plain})
+    chats = sum(prompt.messages is not None for prompt in prompts)
+    return prompts, counts.model_copy(
+        update={"notes": notes, "chats": chats, "filtered": table.filtered, "sizes": [len(prompts)]}
+    )
+
+
+def _template_columns(row: Row) -> Row:
+    return {name: row[name] for name in (*MEDIA, TOOLS, TEMPLATE_ARGUMENTS) if row.get(name) is not None}
+
+
+@contextmanager
+def _placed(table: Table, number: int, column: str) -> Iterator[None]:
+    """Raise the fault of a prompt as one of the dataset, with its row and column."""
+    try:
+        yield
+    except ChatError as error:
+        raise invalid(f"{table.place(number)}: column {column!r} {error}") from error
+    except TypeError as error:
+        raise invalid(f"{table.place(number)}: column {column!r} cannot be used: {error}; give text") from error
+
+
+def _truth(table: Table, number: int, column: str) -> Any:
+    with _placed(table, number, column):
+        value = _plain(lookup(table.rows[number], column))
+        if fault := surrogate_fault(value):
+            raise ChatError(fault)
+        return value
+
+
+def _notes(
+    table: Table,
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Mapping[int, Conversation],
+    texts: Mapping[int, str],
+    rewards: Sequence[RewardSettings],
+) -> Iterator[str]:
+    """Yield remarks for people on how the prompts were read."""
+    if table.filtered:
+        yield f"data.filter left out {table.filtered} of {table.filtered + len(table.rows)} rows"
+    as_json = [number for number, each in conversations.items() if each.was_json]
+    if as_json:
+        yield (
+            f"{len(as_json)} prompts are JSON texts of chat messages (first {table.where(as_json[0])});"
+            " they were read as messages"
+        )
+    not_shown: dict[str, int] = {}
+    for number, each in conversations.items():
+        columns = [name for name in (TOOLS, TEMPLATE_ARGUMENTS) if table.rows[number].get(name)]
+        for name in unseen(tokenizer, each) if each.messages is not None else columns:
+            not_shown.setdefault(name, number)
+    for name, number in not_shown.items():
+        why = "the chat template does not mention it" if conversations[number].messages else "the prompt is plain text"
+        yield f"{name} has no effect on prompts (first {table.where(number)}): {why}"
+    begun = [number for number in conversations if begun_thoughts(texts[number])]
+    if begun:
+        own = ", ".join(reward.name for reward in rewards if reward.kind in ("python", "http"))
+        yield (
+            f"{len(begun)} prompts end with {begun_thoughts(texts[begun[0]]).strip()}, so responses begin within the"
+            " thoughts; format rewards put it before the response"
+            + (f", but functions of your own ({own}) get the response without it, as in TRL" if own else "")
+        )
+
+
+def _marked(table: Table, tokenizer: PreTrainedTokenizerBase, plain: Mapping[int, Sequence[int]]) -> Iterator[str]:
+    """Yield remarks on plain prompts that the tokenizer's own special tokens spoil."""
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    ended = [number for number, ids in plain.items() if end is not None and ids[-1] == end]
+    if ended:
+        yield (
+            f"{len(ended)} prompts end in {tokenizer.eos_token} (first {table.where(ended[0])}), so the model answers"
+            " after the end of a text. If the tokenizer adds it to plain text, write prompts as chat messages or give"
+            " model.tokenizer one that does not"
+        )
+    twice = [number for number, ids in plain.items() if begin is not None and list(ids[:2]) == [begin, begin]]
+    if twice:
+        yield (
+            f"{len(twice)} prompts begin with two {tokenizer.bos_token} (first {table.where(twice[0])}): the tokenizer"
+            " adds one to plain text; remove the text's own"
+        )
 
 
 def _refuse_answered(table: Table, left_out: Mapping[int, str], data: DataSettings) -> None:
@@ -102,61 +232,6 @@ def _counts(table: Table, left_out: Mapping[int, str], kept: Sequence[int], trut
         reasons |= {number: "without_ground_truth" for number in kept if lookup(table.rows[number], truth) is None}
     first = {reason: table.where(number) for number, reason in sorted(reasons.items(), reverse=True)}
     return DataCounts(rows=len(table.rows), first=first, **Counter(reasons.values()))
-
-
-def _messages(table: Table, number: int, column: str, system_prompt: str | None) -> list[dict[str, Any]] | None:
-    """Return a prompt as chat messages; None if it is plain text."""
-    prompt = lookup(table.rows[number], column)
-    if isinstance(prompt, str) and prompt:
-        if system_prompt is None:
-            return None
-        prompt = [{"role": "user", "content": prompt}]
-    if not (isinstance(prompt, list) and prompt and all(map(_is_message, prompt))):
-        raise invalid(
-            f"{table.place(number)}: column {column!r} must hold text or a list of chat messages with role and"
-            f" content, but holds {prompt!r:.80}"
-        )
-    messages: list[dict[str, Any]] = _json(prompt, column, table, number)
-    if system_prompt is None:
-        return messages
-    if messages[0]["role"] == "system":
-        raise invalid(
-            f"{table.place(number)} has a system message of its own; remove data.systemPrompt or the row's message"
-        )
-    return [{"role": "system", "content": system_prompt}, *messages]
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-
-
-def _templated(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], table: Table, number: int) -> str:
-    if not tokenizer.chat_template:
-        raise invalid(
-            f"{table.place(number)} is chat data, but the model's tokenizer has no chat template; set"
-            " model.chatTemplate, or write prompts as text without data.systemPrompt"
-        )
-    continues = messages[-1]["role"] == "assistant"
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
-        )
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
-        raise invalid(f"{table.place(number)}: the chat template refuses the messages ({error})") from error
-    return str(text)
-
-
-def _tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str], plain: list[bool]) -> list[list[int]]:
-    """Convert texts to token ids. Only plain text gets the tokenizer's special tokens, because a template writes its
-    own."""
-    tokens: list[list[int]] = [[] for _ in texts]
-    for special in (True, False):
-        chosen = [number for number, is_plain in enumerate(plain) if is_plain == special]
-        if chosen:
-            ids = tokenizer([texts[number] for number in chosen], add_special_tokens=special)["input_ids"]
-            for number, row in zip(chosen, ids, strict=True):
-                tokens[number] = list(row)
-    return tokens
 
 
 def _fitting(
@@ -197,22 +272,15 @@ def _fitting(
     return kept
 
 
-def _columns(row: Row, prompt: str, unusable: set[str]) -> Row:
+def _columns(row: Row, prompt: str, messages: list[dict[str, Any]] | None, unusable: set[str]) -> Row:
+    """Return a row's columns, the prompt's too: a reward may ask for `question`. A chat is as the model saw it."""
     columns = {}
     for name, value in row.items():
-        if name != prompt:
-            try:
-                columns[name] = _plain(value)
-            except TypeError:
-                unusable.add(name)
+        try:
+            columns[name] = messages if name == prompt and not isinstance(value, str) else _plain(value)
+        except TypeError:
+            unusable.add(name)
     return columns
-
-
-def _json(value: Any, column: str, table: Table, number: int) -> Any:
-    try:
-        return _plain(value)
-    except TypeError as error:
-        raise invalid(f"{table.place(number)}: column {column!r} cannot be used: {error}; give text") from error
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ _NUMBERS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float32(): np.float32
 
 
 def write_table(uri: str, columns: Mapping[str, Sequence[Any]], schema: pa.Schema) -> None:
-    """Write columns of Python values, atomically.
+    """Write columns of Python values, atomically. The file's metadata has its checksum.
 
     Args:
         uri: the file.
@@ -31,8 +31,10 @@ def write_table(uri: str, columns: Mapping[str, Sequence[Any]], schema: pa.Schem
     """
     table = pa.Table.from_arrays([array(columns[field.name], field.type) for field in schema], schema=schema)
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    artifacts.write_bytes(uri, buffer.getvalue())
+    with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({artifacts.KEY: artifacts.BLANK})
+    artifacts.write_bytes(uri, artifacts.seal(buffer.getvalue()))
 
 
 def read_table(uri: str, schema: pa.Schema) -> pa.Table:
@@ -40,9 +42,11 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
 
     Raises:
         ArtifactMissingError: the file can't be read.
-        ArtifactCorruptError: it is not a Parquet file with these columns.
+        ArtifactCorruptError: it is not a Parquet file with these columns, or has changed since it was written.
     """
     data = artifacts.read_bytes(uri)
+    if not artifacts.is_sound(data):
+        raise unreadable(uri, "its checksum is another: some of it has changed since it was written")
     try:
         return table_of(data).select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:
@@ -64,7 +68,8 @@ def table_of(content: bytes) -> pa.Table:
 def unreadable(uri: str, problem: str) -> artifacts.ArtifactCorruptError:
     """Return the error for a damaged file."""
     return artifacts.ArtifactCorruptError(
-        f"{uri} is not a readable file of this kind ({problem}); delete it, and it will be created again"
+        f"{uri} is not a readable file of this kind ({problem}); restore it from a copy. Without one, remove its"
+        " folder and the same step's folder in results/: a step that is not done is taken again"
     )
 
 

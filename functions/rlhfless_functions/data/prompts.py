@@ -43,7 +43,7 @@ class Prompt:
     ground_truth: Any = None
     """The `ground_truth` that rewards get."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """The dataset's other columns, which rewards get by their names."""
+    """The dataset's columns, which rewards get by their names."""
 
 
 def write_prompts(uri: str, prompts: Sequence[Prompt]) -> None:

@@ -4,6 +4,7 @@ This module is light, because the control plane imports it too.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ GROUND_TRUTH_COLUMNS = (
 
 Row = dict[str, Any]
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
 
 def lookup(row: Row, column: str) -> Any:
     """Return a column's value; a dot separates nested columns. None if there is none."""
@@ -31,14 +34,35 @@ def lookup(row: Row, column: str) -> Any:
     return lookup(nested, inner) if inner and isinstance(nested, dict) else None
 
 
-def kind_of_file(name: str) -> Literal["jsonl", "parquet"] | None:
+def surrogate_fault(value: Any) -> str | None:
+    """Describe half of a surrogate pair in a text, or anywhere in a value; None if there is none.
+
+    JSON can hold one (`\\ud83d`), for example of an emoji that was cut in two. No tokenizer reads it.
+    """
+    if isinstance(value, str):
+        found = _SURROGATE.search(value)
+        if found is None:
+            return None
+        return (
+            f"has half of a surrogate pair (\\u{ord(found[0]):04x} at character {found.start() + 1}), which is no"
+            " Unicode text: an emoji was cut in two; repair the text, or leave out the row"
+        )
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((fault for each in inner if (fault := surrogate_fault(each))), None)
+
+
+def kind_of_file(name: str) -> Literal["jsonl", "parquet", "csv", "tsv", "arrow"] | None:
     """Return the kind of file that a path or URI names, compressed or not; None if its ending does not tell."""
     name = name.lower()
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
-    if name.endswith((".jsonl", ".ndjson", ".json")):
-        return "jsonl"
-    return "parquet" if name.endswith((".parquet", ".pq")) else None
+    endings: dict[str, Literal["jsonl", "parquet", "csv", "tsv", "arrow"]] = {
+        **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+        **dict.fromkeys((".parquet", ".pq"), "parquet"),
+        **{".csv": "csv", ".tsv": "tsv"},
+        **dict.fromkeys((".arrow", ".feather"), "arrow"),
+    }
+    return next((kind for ending, kind in endings.items() if name.endswith(ending)), None)
 
 
 class JsonLineError(ValueError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rlhfless_functions.algorithms.advantages import normalize_batch
+from rlhfless_functions.algorithms.advantages import normalize_batch, normalize_samples
 from rlhfless_functions.algorithms.aggregation import normalizer
 from rlhfless_functions.api import BatchReference
 from rlhfless_functions.data.estimates import estimate_samples
@@ -93,7 +93,8 @@ class TrainingBatch:
     Args:
         samples: in canonical order.
         algorithm: resolved settings; where they normalise over the batch, advantages are whitened here, once, over all
-            tokens that are in the loss. With a critic, samples may lack its numbers: see `needs_values`.
+            tokens that are in the loss or over all samples that have a reward. With a critic, samples may lack its
+            numbers: see `needs_values`.
         step: for messages.
         factors: factor of each sample's whitened advantages; none if all are 1.
 
@@ -168,7 +169,7 @@ class TrainingBatch:
             self._numbers["returns"][places] = estimate.returns[estimate.mask].float()
         self._weigh_advantages()
 
-    def minibatches(self, size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
+    def minibatches(self, size: int | None, seed: int, step: int, epoch: int, *, keep: bool = False) -> list[list[int]]:
         """Return the samples of each optimizer update: in canonical order if there is one update, else in a shuffled
         order that depends only on the arguments.
 
@@ -177,12 +178,14 @@ class TrainingBatch:
             seed: the job's.
             step: training step.
             epoch: pass over the batch, from 0.
+            keep: later epochs take the first's minibatches in another order, instead of drawing samples again.
         """
         count = len(self.samples)
         if size is None or size >= count:
             return [list(range(count))]
-        order = np.random.default_rng([seed % 2**63, step, epoch]).permutation(count).tolist()
-        return [order[start : start + size] for start in range(0, count, size)]
+        order = _permutation(count, seed, step, 0 if keep else epoch)
+        found = [order[start : start + size] for start in range(0, count, size)]
+        return [found[place] for place in _permutation(len(found), seed, step, epoch)] if keep and epoch else found
 
     def normalizer(self, minibatch: Sequence[int], longest_response: int) -> float:
         """Return the divisor of the summed losses of a minibatch's micro-batches."""
@@ -212,9 +215,16 @@ class TrainingBatch:
     def _weigh_advantages(self) -> None:
         """Whiten them where the algorithm does, and multiply them by the samples' factors."""
         advantages = self._numbers["advantages"]
-        if self._algorithm.normalizes_batch:
-            mask = torch.from_numpy(np.repeat([sample.mask for sample in self.samples], self.lengths))
+        lengths = torch.tensor(self.lengths)
+        if self._algorithm.whiten_over == "tokens":
+            mask = torch.tensor([sample.mask for sample in self.samples]).repeat_interleave(lengths)
             advantages = normalize_batch(advantages, mask)
+        elif self._algorithm.whiten_over == "samples":
+            # All tokens of a sample have one advantage. An empty response has none, and learns nothing.
+            some, first = lengths > 0, torch.from_numpy(self._starts[:-1])
+            scored = torch.tensor([sample.reward is not None for sample in self.samples])[some]
+            whitened = normalize_samples(advantages[first[some]], scored)
+            advantages = whitened.repeat_interleave(lengths[some])
         if any(factor != 1 for factor in self._factors):
             advantages *= torch.from_numpy(np.repeat(np.asarray(self._factors, np.float32), self.lengths))
         self._numbers["advantages"] = advantages
@@ -222,3 +232,7 @@ class TrainingBatch:
     def _places(self, rows: Sequence[int]) -> torch.Tensor:
         """Return the indices of the samples' response tokens in the batch's numbers."""
         return torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
+
+
+def _permutation(count: int, seed: int, step: int, epoch: int) -> list[int]:
+    return [int(place) for place in np.random.default_rng([seed % 2**63, step, epoch]).permutation(count)]

@@ -40,9 +40,10 @@ def schedule_factor(settings: OptimizerSettings, step: int, total_steps: int) ->
 class ModelOptimizer:
     """The optimizer of one model's trainable parameters: AdamW, or Muon for hidden matrices and AdamW for the rest.
 
-    Weight decay is decoupled, and does not apply to norms, biases, embeddings and other one-dimensional parameters.
-    AdamW is arXiv 1711.05101; Muon orthogonalises the momentum of hidden matrices (Jordan et al., 2024). It is scaled
-    to AdamW's update size (arXiv 2502.16982), and both use one learning rate.
+    Weight decay is decoupled. It does not apply to norms, biases and other one-dimensional parameters, and not to
+    embeddings, heads and adapters on them. AdamW is arXiv 1711.05101; Muon orthogonalises the momentum of hidden
+    matrices (Jordan et al., 2024). It is scaled to AdamW's update size (arXiv 2502.16982), and both use one learning
+    rate.
 
     With `settings.offload`, moments and a copy of the parameters are in the host's memory (12 bytes a parameter), and
     the host takes the steps. The accelerator keeps only weights and gradients.
@@ -171,8 +172,8 @@ def _stepped(parameter: nn.Parameter, *, offload: bool) -> nn.Parameter:
 
 
 def _embedding_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters of embeddings and output heads, tied or not."""
-    modules: Iterable[nn.Module] = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    """Return the ids of the parameters of embeddings and output heads, tied or not, and of adapters on them."""
+    modules: Iterable[nn.Module] = (m for m in model.modules() if isinstance(getattr(m, "base_layer", m), nn.Embedding))
     heads = [model.get_output_embeddings()] if hasattr(model, "get_output_embeddings") else []
     heads += [model.score] if hasattr(model, "score") else []
     return {id(p) for module in (*modules, *heads) if module is not None for p in module.parameters()}

@@ -5,6 +5,7 @@ from peft import PeftModel
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
+    PROMPTING,
     ExportRequest,
     ExportResult,
     LearnRequest,
@@ -116,11 +117,12 @@ def export(request: ExportRequest) -> ExportResult:
     """Publish one version as a plain Hugging Face folder, with a merged adapter, or as a peft folder."""
     tokenizer = load_tokenizer(request.model, request.weights)
     policy = load_policy(request.model, request.weights, torch.float32)
+    texts = {"README.md": request.model_card, PROMPTING: request.prompting.model_dump_json(indent=2)}
     if isinstance(policy, PeftModel):
         assert request.model.lora is not None
         if request.model.lora.export == "adapter":
-            publish_adapter(request.destination, policy, tokenizer, readme=request.model_card)
+            publish_adapter(request.destination, policy, tokenizer, texts=texts)
             return ExportResult(uri=request.destination)
         policy = merge_adapter(policy)
-    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), readme=request.model_card)
+    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), texts=texts)
     return ExportResult(uri=request.destination)

@@ -17,8 +17,9 @@ from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.distributed.sharding import Unit, unit_of
 from rlhfless_functions.learning.optimizers import ModelOptimizer
 from rlhfless_functions.model.forward import body_of
-from rlhfless_functions.model.output_head import check_output_logits
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
+from rlhfless_functions.model.shared_prompts import can_share_prompts
+from rlhfless_functions.model.trial import check_passes
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import CriticSettings, ModelSettings, OptimizerSettings
 from rlhfless_functions.weights import CriticModel, check_sharded_publishing, load_critic, load_policy, load_tokenizer
@@ -92,10 +93,7 @@ def initial_state(
         policy.to(ranks.device)
     else:
         check_sharded_publishing(policy)
-    try:
-        check_output_logits(policy)
-    except ValueError as error:
-        raise TaskError("model_unloadable", f"{request.initial.uri}: {error}") from error
+    check_passes(policy, request.initial.uri)
     learning, device = request.learning, ranks.device
     compiled = learning.compile and ranks.size == 1
     if compiled:
@@ -104,6 +102,8 @@ def initial_state(
     pack = "always" if compiled and learning.pack == "auto" else learning.pack
     packed = is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
     use_packing(body_of(policy), packed)
+    if learning.share_prompts and ranks.size == 1:
+        can_share_prompts(body_of(policy))  # Its trial comes before dropout.
     _make_trainable(policy, learning.gradient_checkpointing, compiled)
     policy_unit = unit_of(policy, ranks)
     critic = critic_optimizer = critic_unit = None
@@ -143,10 +143,10 @@ NARROWEST_ON_CPU = 256
 
 
 def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticModel) -> AbstractContextManager[None]:
-    """Give bfloat16 arithmetic for the float32 master weights of a bfloat16 model, if the hardware has it and it is
-    faster.
+    """Give bfloat16 arithmetic for float32 weights, if the job wants it, the hardware has it and it is faster.
 
-    A float32 model stays in float32. An adapter's backbone is in bfloat16 already.
+    Unless the job says otherwise, master weights of a bfloat16 model want it, and a float32 model stays in float32. An
+    adapter's backbone of a bfloat16 model is in bfloat16 already.
     """
     weight = next(model.parameters())
     dtype = _arithmetic(request, model, weight.device)
@@ -158,7 +158,8 @@ def _arithmetic(
 ) -> torch.dtype:
     """Return the number format in which a model computes on a device."""
     weight = next(model.parameters())
-    wanted = request.learning.autocast and request.model.dtype == "bfloat16" and weight.dtype == torch.float32
+    asked = request.learning.autocast
+    wanted = (request.model.dtype == "bfloat16" if asked is None else asked) and weight.dtype == torch.float32
     wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
     return torch.bfloat16 if wanted and wide and has_bfloat16(device) else weight.dtype
 

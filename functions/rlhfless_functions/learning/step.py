@@ -1,5 +1,6 @@
 """One training step: epochs of minibatches, each with an optimizer update, made of micro-batches, each with a pass."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -38,7 +39,11 @@ def train_step(
         TaskError: `non_finite_loss`, naming the step.
     """
     size = request.batch_settings.minibatch_samples
-    first, *others = (batch.minibatches(size, request.seed, step, epoch) for epoch in range(request.algorithm.epochs))
+    # Dropout is fixed for a pass, and therefore all epochs with dropout have the same minibatches.
+    first, *others = (
+        batch.minibatches(size, request.seed, step, epoch, keep=_drops(request))
+        for epoch in range(request.algorithm.epochs)
+    )
     later = first if others else first[1:]
     taken = _Step(state, request, step, check)
     if batch.needs_values:
@@ -76,7 +81,6 @@ class StepInPieces:
         self._number = step
         self._taken = _Step(state, request, step, _unchecked)
         self._counted: list[int] = []
-        self._randomness = _randomness()
 
     def add(self, samples: Sequence[PreparedSample], check: Callable[[], None]) -> None:
         """Accumulate the gradients of a piece.
@@ -95,10 +99,8 @@ class StepInPieces:
                 f"step {self._number}: a step in pieces has no values of the learner's own critic, and preparation left"
                 " them out; prepare the step again",
             )
-        _restore_randomness(self._randomness)
         self._taken.check = check
         self._taken.accumulate(piece, range(len(samples)), 1.0)
-        self._randomness = _randomness()
         self._counted += piece.counted
         self.samples += samples
         self.pieces += 1
@@ -128,16 +130,19 @@ class _Step:
     def __init__(self, state: TrainingState, request: LearnRequest, step: int, check: Callable[[], None]) -> None:
         self._state, self._request, self._step = state, request, step
         self.check = check
-        self._factor = schedule_factor(request.optimizer, step, request.total_steps)
         self._share_prompts = _shares_prompts(state, request)
-        policy_is_frozen = step <= _critic_warmup(state, request)
-        rate = request.optimizer.learning_rate * self._factor
-        self.report = StepReport(learning_rate=0.0 if policy_is_frozen else rate)
-        self._policy = None if policy_is_frozen else trained_policy(state, request, self.report.policy)
-        self._critic = None if state.critic is None else trained_critic(state, request, self.report.critic)
+        frozen = _critic_warmup(state, request)
+        self.report = StepReport(learning_rate=0.0)
+        self._policy = self._critic = None
+        if step > frozen:
+            # The schedule counts the policy's own updates.
+            factor = schedule_factor(request.optimizer, step - frozen, request.total_steps - frozen)
+            self.report.learning_rate = request.optimizer.learning_rate * factor
+            self._policy = trained_policy(state, request, self.report.policy, factor)
+        if state.critic is not None:
+            factor = schedule_factor(request.optimizer, step, request.total_steps)
+            self._critic = trained_critic(state, request, self.report.critic, factor)
         self._trained = [model for model in (self._policy, self._critic) if model is not None]
-        # Only an adapter's dropout uses it. A repeated step must draw the same numbers.
-        torch.manual_seed((request.seed * 1_000_003 + step) % 2**63)
 
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
         """Add the gradients of samples' losses times a scale. Returns whether any of the samples is in the loss."""
@@ -186,7 +191,7 @@ class _Step:
     def update(self) -> None:
         """Take the optimizers' steps with the accumulated gradients, and clear them."""
         for model in self._trained:
-            model.update(self._step, self._factor)
+            model.update(self._step)
 
     def move(self, device: torch.device) -> None:
         """Move the tensors that are not part of the state."""
@@ -226,6 +231,7 @@ class _Step:
         blocks, idle = self._passes(batch, minibatch)
         for block in blocks:
             prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
+            self._seed_dropout(batch, block.prompts)
             shared = model.share(prompts) if prompts else None
             for rows in block.runs:
                 yield rows, self._answer(model, batch, block, rows, shared)
@@ -241,15 +247,18 @@ class _Step:
         prompts: SharedPrompts | None,
     ) -> torch.Tensor:
         self.check()
+        self._seed_dropout(batch, rows)
         micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
         return model.answer(micro_batch, prompts)[micro_batch.tokens.response_mask].cpu()
 
     def _add_gradients(self, batch: TrainingBatch, block: Block, scale: float) -> None:
         """Pass a block: shared prompts forward, each micro-batch forward and backward, shared prompts backward."""
         prompts = [batch.samples[row].prompt_tokens for row in block.prompts]
+        self._seed_dropout(batch, block.prompts)
         shared = [model.share(prompts) if prompts else None for model in self._trained]
         for rows in block.runs:
             self.check()
+            self._seed_dropout(batch, rows)
             micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
             if self._policy is None:
                 self._compare_with_sampler(micro_batch)
@@ -266,6 +275,18 @@ class _Step:
         for model in self._trained:
             model.add_nothing(micro_batch)
 
+    def _seed_dropout(self, batch: TrainingBatch, rows: Sequence[int]) -> None:
+        """Fix the random numbers of the next pass, which only an adapter's dropout uses.
+
+        They depend on the step and on the samples of the pass. So a pass that computes old log-probabilities drops the
+        same as the pass that learns from these samples, and their ratios show only what was learnt in between. A
+        repeated step draws the same numbers again.
+        """
+        if _drops(self._request):
+            identity = [self._request.seed, self._step, *(batch.samples[row].key for row in rows)]
+            digest = hashlib.blake2b(repr(identity).encode(), digest_size=7).digest()
+            torch.manual_seed(int.from_bytes(digest, "little"))
+
     def _compare_with_sampler(self, batch: MicroBatch) -> None:
         """Compare preparation's log-probabilities with the sampler's. While the policy is frozen, the step has none."""
         numbers, mask = batch.numbers, batch.tokens.response_mask
@@ -277,15 +298,9 @@ def _unchecked() -> None:
     """Never stop."""
 
 
-def _randomness() -> list[torch.Tensor]:
-    """Return the states of torch's generators: the host's, and that of this process's GPU if it has one."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
-
-
-def _restore_randomness(states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)
+def _drops(request: LearnRequest) -> bool:
+    """Return whether the adapter has dropout."""
+    return request.model.lora is not None and request.model.lora.dropout > 0
 
 
 def _critic_warmup(state: TrainingState, request: LearnRequest) -> int:

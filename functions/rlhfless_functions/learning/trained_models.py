@@ -43,6 +43,8 @@ class TrainedModel:
     request: LearnRequest
     course: Course
     """The record of its updates."""
+    factor: float
+    """Share of the peak learning rate in this step."""
     _loss: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,12 +82,11 @@ class TrainedModel:
                 parameter.grad.mul_(1 / by)
         self._loss /= by
 
-    def update(self, step: int, factor: float) -> None:
+    def update(self, step: int) -> None:
         """Take the optimizer's step with the accumulated gradients, and clear them.
 
         Args:
             step: the training step, for messages.
-            factor: factor of the learning rate.
 
         Raises:
             TaskError: `non_finite_loss`.
@@ -95,7 +96,7 @@ class TrainedModel:
         try:
             if not math.isfinite(loss):
                 raise NonFiniteGradientError(f"the loss is {loss}")
-            self.course.gradient_norms.append(self.optimizer.update(factor))
+            self.course.gradient_norms.append(self.optimizer.update(self.factor))
         except NonFiniteGradientError as error:
             raise TaskError(
                 "non_finite_loss",
@@ -114,8 +115,8 @@ class TrainedModel:
         return torch.zeros((), device=self.state.device)
 
 
-def trained_policy(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
-    """Return the policy as a step trains it."""
+def trained_policy(state: TrainingState, request: LearnRequest, course: Course, factor: float) -> TrainedModel:
+    """Return the policy as a step trains it, with this share of the peak learning rate."""
     return TrainedModel(
         name="policy",
         learning_rate_field="optimizer.learningRate",
@@ -127,11 +128,12 @@ def trained_policy(state: TrainingState, request: LearnRequest, course: Course) 
         state=state,
         request=request,
         course=course,
+        factor=factor,
     )
 
 
-def trained_critic(state: TrainingState, request: LearnRequest, course: Course) -> TrainedModel:
-    """Return the critic, which must exist, as a step trains it."""
+def trained_critic(state: TrainingState, request: LearnRequest, course: Course, factor: float) -> TrainedModel:
+    """Return the critic, which must exist, as a step trains it, with this share of the peak learning rate."""
     assert state.critic is not None
     assert state.critic_unit is not None
     assert state.critic_optimizer is not None
@@ -146,6 +148,7 @@ def trained_critic(state: TrainingState, request: LearnRequest, course: Course) 
         state=state,
         request=request,
         course=course,
+        factor=factor,
     )
 
 

@@ -105,7 +105,9 @@ def check_output_logits(model: nn.Module) -> None:
         ValueError: for an architecture that changes its logits in an unsupported way.
     """
     causal = causal_model(model)
-    ids = torch.zeros((1, 2), dtype=torch.long, device=causal.device)
+    # From all over the vocabulary: the embedding of a padding token may be zero, and then all of its logits are.
+    vocabulary = causal.config.get_text_config().vocab_size
+    ids = torch.linspace(0, vocabulary - 1, 8, device=causal.device).long()[None]
     ours = output_logits(model, causal.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     theirs = causal(input_ids=ids, use_cache=False).logits.float()
     tolerance = 1e-3 if causal.dtype == torch.float32 else 0.05

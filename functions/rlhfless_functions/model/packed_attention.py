@@ -5,6 +5,7 @@ attention's "varlen" form) gets the beginning of each sample. Without such a ker
 one. A sample may have more keys than queries: the keys of a shared prompt come before its own (`shared_prompts.py`).
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -16,13 +17,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rlhfless_functions.model.attention_masks import KINDS, LayerMasks
 from rlhfless_functions.model.packing import Packing, positions
 from rlhfless_functions.model.varlen_kernels import attend, capability_of, choose_kernel, installed_kernels
 
 PACKED = "rlhfless_packed"
 """Name of this attention among transformers' implementations."""
 
-_KINDS = {"full_attention", "sliding_attention"}
+logger = logging.getLogger(__name__)
 _able: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _TRIAL = ((3, 1, 4, 1, 5), (9, 2, 6))
 """Number of tokens in the trial of a model."""
@@ -120,7 +122,10 @@ def can_pack(body: PreTrainedModel) -> bool:
     The model's configuration tells its parts. One trial shows whether the attention gets all arguments that it needs.
     """
     if body not in _able:
-        _able[body] = _fits(body) and _try(body)
+        fits = _fits(body)
+        _able[body] = fits and _try(body)
+        if fits and not _able[body]:
+            logger.warning("%s can't be packed, and its rows are padded: its numbers would differ", type(body).__name__)
     return _able[body]
 
 
@@ -132,7 +137,7 @@ def _fits(body: PreTrainedModel) -> bool:
         and config.is_encoder_decoder is False
         and body._supports_attention_backend
         and body._supports_flash_attn  # These models tell the kernel their window; others have it only in a mask.
-        and set(getattr(text, "layer_types", None) or ["full_attention"]) <= _KINDS
+        and LayerMasks.of(config).kinds <= KINDS
         and getattr(text, "attn_logit_softcapping", None) is None
     )
 
@@ -210,5 +215,4 @@ def packed_hidden(
 def _no_mask(config: PreTrainedConfig, device: torch.device) -> Any:
     """Keeps a model from making a mask, which would have a number for each pair of tokens of the row."""
     given = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
-    return dict.fromkeys(_KINDS, given) if "sliding_attention" in kinds else given
+    return dict.fromkeys(KINDS, given) if LayerMasks.of(config).slides_by_kind else given

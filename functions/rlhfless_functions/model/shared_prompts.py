@@ -8,9 +8,11 @@ micro-batches. The backward pass of each ends at the prompts' keys and values an
 The numbers equal those of passing each sample whole, up to rounding.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -18,11 +20,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhfless_functions.model.attention_masks import KINDS, LayerMasks
 from rlhfless_functions.model.packed_attention import PACKED, packed_hidden
 from rlhfless_functions.model.packing import Packing, PromptStates
+from rlhfless_functions.model.trial import TRIAL_LENGTHS, differs, own_hidden, trial_samples
+
+logger = logging.getLogger(__name__)
 
 _KERNELS = {"sdpa", "eager", PACKED}
-_KINDS = {"full_attention", "sliding_attention"}
+_able: WeakKeyDictionary[PreTrainedModel, dict[str, bool]] = WeakKeyDictionary()
+"""Whether a model can share prompts, by the kernel of its attention."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,43 @@ class ResponseBatch:
 
 
 def can_share_prompts(body: PreTrainedModel) -> bool:
-    """Return whether a model's attention accepts explicit masks, for full and sliding-window attention."""
-    config = body.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return body.config._attn_implementation in _KERNELS and kinds <= _KINDS and body.config.is_encoder_decoder is False
+    """Return whether shared prompts give the numbers of a model's own forward pass.
+
+    Its attention must accept explicit masks, for full and sliding-window attention. One trial, in evaluation mode,
+    shows whether the masks, positions and cache are all that the model needs.
+    """
+    kernel = body.config._attn_implementation
+    fits = kernel in _KERNELS and LayerMasks.of(body.config).kinds <= KINDS and body.config.is_encoder_decoder is False
+    tried = _able.setdefault(body, {})
+    if fits and kernel not in tried:
+        problem = _trial(body, packed=kernel == PACKED)
+        tried[kernel] = not problem
+        if problem:
+            logger.warning("%s can't share prompts: every sample is computed whole (%s)", type(body).__name__, problem)
+    return fits and tried[kernel]
+
+
+@torch.inference_mode()
+def _trial(body: PreTrainedModel, *, packed: bool) -> str:
+    """Compare shared prompts with whole samples; return what is wrong, or nothing."""
+    prompts, responses = trial_samples(body, TRIAL_LENGTHS), trial_samples(body, (6, 2, 4))
+    of_prompt = [0, 1, 0]
+    own = [
+        own_hidden(body, [*prompts[number], *response[:-1]])[len(prompts[number]) - 1 :]
+        for number, response in zip(of_prompt, responses, strict=True)
+    ]
+    width = max(map(len, responses))
+    ids = torch.tensor([[*response, *[0] * (width - len(response))] for response in responses])
+    mask = torch.arange(width) < torch.tensor([len(response) for response in responses])[:, None]
+    inputs = PackedResponses.of(of_prompt, responses) if packed else None
+    batch = ResponseBatch(torch.tensor(of_prompt), ids, mask, inputs).to(body.device)
+    try:
+        ours = SharedPrompts(body, prompts, packed=packed).hidden_before(batch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".split("\n")[0]
+    return "its numbers would differ" if differs(ours, torch.cat(own), body.dtype) else ""
 
 
 class SharedPrompts:
@@ -237,12 +277,10 @@ def _masks(
         width: padded length of the prompts, whose keys come first.
         dtype: of the model, for kernels that add the mask.
     """
-    text = config.get_text_config()
     keys = torch.arange(width, device=positions.device).expand(len(lengths), -1)
     places = torch.cat([keys, positions], dim=1)
     real = torch.cat([keys < lengths[:, None], torch.ones_like(positions, dtype=torch.bool)], dim=1)
-    distance = positions[:, :, None] - places[:, None]
-    seen = (distance >= 0) & real[:, None]
+    distance = (positions[:, :, None] - places[:, None]).masked_fill_(~real[:, None], -1)
 
     def mask(visible: torch.Tensor) -> torch.Tensor:
         if config._attn_implementation == "sdpa":
@@ -250,10 +288,4 @@ def _masks(
         least = torch.finfo(dtype).min
         return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, least)[:, None]
 
-    window = getattr(text, "sliding_window", None)
-    if window is None:
-        return mask(seen)
-    near = seen & (distance < window)
-    if "sliding_attention" in set(getattr(text, "layer_types", None) or []):
-        return {"full_attention": mask(seen), "sliding_attention": mask(near)}
-    return mask(near)
+    return LayerMasks.of(config).make(distance, mask)

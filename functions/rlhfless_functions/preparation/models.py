@@ -12,9 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.model.output_head import check_output_logits
+from rlhfless_functions.model.trial import check_passes
 from rlhfless_functions.runtime.device_memory import empty
-from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import CriticModel, load_critic, load_policy, swap_critic, swap_policy
 
@@ -128,8 +127,5 @@ class PreparationModels:
         nn.Module.to(policy, self.device)
         seconds = {"weights": weights.uri, "weights_seconds": round(time.monotonic() - started, 4)}
         logger.info("model loaded", extra={"fields": seconds})
-        try:
-            check_output_logits(policy)
-        except ValueError as error:
-            raise TaskError("model_unloadable", f"{weights.uri}: {error}") from error
+        check_passes(policy, weights.uri)
         return policy

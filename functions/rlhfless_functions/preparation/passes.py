@@ -54,9 +54,9 @@ class ForwardPasses:
     def _ask(self, model: nn.Module, compute: _Compute) -> list[list[float]]:
         request, body = self.request, body_of(model)
         budget = min(request.microbatch_tokens, CPU_PASS_TOKENS if self.device.type == "cpu" else sys.maxsize)
-        share = request.share_prompts and can_share_prompts(body)
         packed = is_packed(request.pack, body, self.device, body.dtype)
         use_packing(body, packed)
+        share = request.share_prompts and can_share_prompts(body)
         answers: list[list[float]] = [[] for _ in self.samples]
         for _, numbered in groupby(enumerate(self.samples), key=lambda pair: pair[1].prompt):
             group = [row for row, _ in numbered]

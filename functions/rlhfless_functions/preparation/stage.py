@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
@@ -27,7 +28,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data import rollouts
-from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.dataset_files import read_tables
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft_history
 from rlhfless_functions.data.estimates import estimate_samples
@@ -39,14 +40,17 @@ from rlhfless_functions.preparation.chunk_metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.preparation.passes import ForwardPasses
 from rlhfless_functions.preparation.reward_groups import reward_group
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.groups import Progress, RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
+from rlhfless_functions.rewards.truth_check import unreadable_truths
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import load_config, load_tokenizer, longest_sequence
 
+_CHECKING_SECONDS = 60.0
+"""Most time to read all ground truths before training: 20 thousand of them, unless they are plain numbers."""
 _LONGEST_TEXT = 4000
 """Longest text for people, in characters."""
 
@@ -96,9 +100,12 @@ class Preparer:
         tokenizer = self._tokenizer_of(model, WeightsReference(version=0, uri=model.source))
         config = load_config(model.source, revision=model.revision).get_text_config()
         longest = longest_sequence(config)
-        table = read_table(request.data)
-        prompts, counts = make_prompts(table, request.data, request.sampling, tokenizer, longest, request.rewards)
-        check_left_out(table, counts, request.most_dropped)
+        tables = read_tables(request.data)
+        unreadable = partial(unreadable_truths, seconds=_CHECKING_SECONDS)
+        prompts, counts = make_prompts(
+            tables, request.data, request.sampling, tokenizer, longest, request.rewards, unreadable
+        )
+        check_left_out(tables, counts, request.most_dropped)
         publish_prompts(request.sink, prompts, counts)
         return MaterializeResult(prompts=len(prompts), dropped=counts.left_out, uri=request.sink, counts=counts)
 
@@ -115,7 +122,8 @@ class Preparer:
         def score() -> tuple[Scores, float]:
             started = time.monotonic()
             batch = _reward_groups(groups, tokenizer)
-            scores = self._scorer.score(request.rewards, batch, request.sampling, request.key.step, stopped)
+            progress = Progress(**request.progress.model_dump())
+            scores = self._scorer.score(request.rewards, batch, request.sampling, progress, stopped)
             return scores, time.monotonic() - started
 
         with ThreadPoolExecutor(1) as thread:

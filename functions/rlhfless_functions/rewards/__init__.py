@@ -14,9 +14,10 @@ In workers:
 - `network_seccomp`: blocks the network of tested code.
 - `calls`: one call; converts its result to plain values, and its failure to one sentence.
 - `groups`: the responses to score.
-- `source`: the user's file. `callables`: TRL's and verl's function forms. `remote`: OpenRLHF's HTTP form.
-- `matching`, `mathematics` and `execution`: the built-in verifiers.
-- `checks`: their checks of single responses, which can be killed.
-- `code_runner`: runs a response's code in a process of its own.
-- `code_judge`: runs the tests in another process. `code_values`: the messages between the two.
+- `source`: the user's file. `callables`: the function forms of TRL, verl and OpenRLHF. `remote`: OpenRLHF's HTTP form.
+- `matching` and `mathematics`: built-in verifiers. `truths`: ground truths of any form.
+- `truth_check`: reads them before training.
+- `thoughts`: the part of a response that answers.
+- `checks`: checks of single responses, which can be killed.
+- `code/`: unit tests of a response's code, in processes of their own.
 """

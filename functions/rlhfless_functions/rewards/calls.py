@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.groups import START, Progress, RewardGroup
 
+_PACKAGE = "rlhfless_functions."
 Answer = dict[str, Any]
 """`index` of the group, `metrics`, and either `scores` (a number or None per response) or `error`."""
 
@@ -21,8 +23,8 @@ Answer = dict[str, Any]
 class Call:
     """Further input and output of a call, besides the group and the scores."""
 
-    step: int
-    """Training step that the samples belong to."""
+    progress: Progress = START
+    """Position of the training."""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """Numbers that the reward logs (TRL's `log_metric`)."""
 
@@ -31,13 +33,13 @@ Scorer = Callable[[RewardGroup, Call], Any]
 """Scores one group: a list with a number or None (unscorable) per response, or an awaitable of one."""
 
 
-def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iterator[Answer]:
+def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], progress: Progress) -> Iterator[Answer]:
     """Call a reward once per group, in the main thread, in which it may use signals."""
     home = os.getpid()
     for index, group in enumerate(groups):
-        call = Call(step)
+        call = Call(progress)
         try:
-            answer: Answer = {"scores": plain_scores(scorer(group, call))}
+            answer: Answer = {"scores": plain_scores(_settled(scorer(group, call)))}
         except BaseException as error:
             answer = {"error": describe(error)}
         if os.getpid() != home:
@@ -50,12 +52,12 @@ def answer_in_turn(scorer: Scorer, groups: list[RewardGroup], step: int) -> Iter
 
 
 async def answer_together(
-    scorer: Scorer, groups: list[RewardGroup], step: int, timeout: float
+    scorer: Scorer, groups: list[RewardGroup], progress: Progress, timeout: float
 ) -> AsyncIterator[Answer]:
     """Await a reward for all groups at once, each within `timeout` seconds; yield answers as they are ready."""
 
     async def one(index: int, group: RewardGroup) -> Answer:
-        call = Call(step)
+        call = Call(progress)
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
@@ -66,6 +68,24 @@ async def answer_together(
 
     for answered in asyncio.as_completed([one(index, group) for index, group in enumerate(groups)]):
         yield await answered
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the main thread's event loop, which lives as long as the worker: clients, locks and tasks that a reward
+    keeps from one call to the next belong to it."""
+    with warnings.catch_warnings():
+        # A loop that the reward's file made when it was imported is the one to keep.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return asyncio.get_event_loop()
+        except RuntimeError:
+            asyncio.set_event_loop(asyncio.new_event_loop())
+            return asyncio.get_event_loop()
+
+
+def _settled(result: Any) -> Any:
+    """Return what an awaitable gives, such as that of an async function behind a decorator; others as they are."""
+    return event_loop().run_until_complete(result) if hasattr(result, "__await__") else result
 
 
 def is_async(function: Any) -> bool:
@@ -105,6 +125,8 @@ def describe(error: BaseException) -> str:
         return f"ran out of memory{_place(error.__traceback__)}; its limit is reward.memory"
     if isinstance(error, TypeError) and str(error).startswith("returned "):
         return str(error)
+    if isinstance(error, LookupError) and type(error).__module__.startswith(_PACKAGE):
+        return f"can't score a row: {error}"
     return f"raised {type(error).__name__}: {error}{_place(error.__traceback__)}"
 
 

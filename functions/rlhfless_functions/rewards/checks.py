@@ -19,7 +19,11 @@ from rlhfless_functions.runtime.processes import die_with_parent
 
 WAIT_FACTOR = 10
 """Wall-clock limit of a check as a multiple of its CPU limit, for a machine that is busy or out of memory."""
+FATES = ("timed_out", "out_of_memory", "crashed")
+"""Ways in which the check of a response may end early."""
 
+_OUT_OF_MEMORY = 77
+"""Exit code of a fork that reached its limit of memory."""
 _SCORE = struct.Struct("=d")
 _LEAST_MEMORY = 64 * 2**20
 """Bytes that a check may use even if its worker has reached its limit already."""
@@ -32,7 +36,7 @@ def check_each(check: Callable[[int], float], numbers: Sequence[int], seconds: f
         check: scores one response by its number; changes that it makes are lost.
         numbers: numbers of the responses to check.
         seconds: CPU time of one check, which does not depend on the load of the machine.
-        call: counts failed checks: `timed_out` and `crashed`, 1 or 0 for each response.
+        call: counts failed checks by `FATES`, 1 or 0 for each response.
     """
     scores: dict[int, float] = {}
     while len(scores) < len(numbers):
@@ -45,8 +49,8 @@ def check_each(check: Callable[[int], float], numbers: Sequence[int], seconds: f
 
 
 def count(call: Call, fate: str | None) -> None:
-    """Count a response whose check finished (None), `timed_out` or `crashed`."""
-    for name in ("timed_out", "crashed"):
+    """Count a response whose check finished (None), or ended by one of `FATES`."""
+    for name in FATES:
         call.metrics.append((name, float(fate == name)))
 
 
@@ -64,6 +68,8 @@ def _answers_of_a_fork(check: Callable[[int], float], numbers: Sequence[int], se
                 # The kernel ends the process, even inside a call that never returns to Python.
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 os.write(writing, _SCORE.pack(check(number)))
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -84,8 +90,11 @@ def _answers_of_a_fork(check: Callable[[int], float], numbers: Sequence[int], se
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    by_clock = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-    yield "timed_out" if late or by_clock else "crashed"
+    if late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF):
+        yield "timed_out"
+    else:
+        full = os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OUT_OF_MEMORY
+        yield "out_of_memory" if full else "crashed"
 
 
 def _read(descriptor: int, deadline: float) -> bytes | bool | None:

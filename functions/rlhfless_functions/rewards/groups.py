@@ -8,6 +8,23 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Progress:
+    """The position of the training when a reward is called, as TRL counts it."""
+
+    finished: int = 0
+    """Steps that are finished."""
+    total: int = 1
+    """Steps of the whole job."""
+    epoch: float = 0.0
+    """Passes over the training prompts that are finished."""
+    epochs: int = 1
+    """Passes of the whole job, the last one perhaps a part."""
+
+
+START = Progress()
+
+
+@dataclass(frozen=True)
 class RewardGroup:
     """All responses to one prompt, the unit of a call. So chunks of the work do not change the scores."""
 

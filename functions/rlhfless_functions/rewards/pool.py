@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.checks import FATES
+from rlhfless_functions.rewards.groups import START, Progress, RewardGroup
 from rlhfless_functions.rewards.process import WorkerError, WorkerKilledError, WorkerProcess
 
 _log = logging.getLogger("rlhfless.rewards")
@@ -77,7 +78,7 @@ class RewardPool:
         self,
         groups: Sequence[RewardGroup],
         *,
-        step: int,
+        progress: Progress = START,
         seconds: Callable[[RewardGroup], float],
         give_up: bool,
         stopped: Callable[[], bool],
@@ -86,7 +87,7 @@ class RewardPool:
 
         Args:
             groups: the groups to score.
-            step: training step, which the function can read.
+            progress: position of the training, which the function can read.
             seconds: time limit of a group's call.
             give_up: return at the first error; the remaining groups get an error too.
             stopped: called several times a second; returns whether to stop.
@@ -96,7 +97,7 @@ class RewardPool:
             WorkerStopped: `stopped` returned True.
         """
         width = min(len(self._lanes), len(groups))
-        way = _Way(step, seconds, give_up, stopped)
+        way = _Way(progress, seconds, give_up, stopped)
         with ThreadPoolExecutor(width) as threads:
             scored = list(threads.map(lambda lane: self._lanes[lane].score(groups[lane::width], way), range(width)))
         return [scored[index % width][index // width] for index in range(len(groups))]
@@ -111,7 +112,7 @@ class RewardPool:
 class _Way:
     """The way to score groups; see `RewardPool.score`."""
 
-    step: int
+    progress: Progress
     seconds: Callable[[RewardGroup], float]
     give_up: bool
     stopped: Callable[[], bool]
@@ -156,14 +157,14 @@ class _Lane:
                 kills = 1 if len(outcomes) > answered else kills + 1
                 _log.warning("reward %s %s; starting a new worker", self._settings.name, killed)
                 if kills > _KILLS:
-                    self._settle(groups, outcomes, f"{killed} {kills} times in a row", way)
+                    self._settle(groups, outcomes, WorkerError(f"{killed} {kills} times in a row"), way)
                     kills = 0
             except WorkerError as error:
                 self.close()
                 if together and self._concurrent and len(batch) > 1:
                     together = False
                 else:
-                    self._settle(groups, outcomes, str(error), way)
+                    self._settle(groups, outcomes, error, way)
             except BaseException:
                 self.close()
                 raise
@@ -199,7 +200,9 @@ class _Lane:
     ) -> None:
         limits = [way.seconds(groups[index]) for index in batch]
         longest = max(limits)
-        worker.send({"groups": [groups[index] for index in batch], "step": way.step, "seconds": longest}, longest)
+        worker.send(
+            {"groups": [groups[index] for index in batch], "progress": way.progress, "seconds": longest}, longest
+        )
         waiting = list(range(len(batch)))
         while waiting:
             limit = longest + _GRACE if self._concurrent else limits[waiting[0]]
@@ -218,19 +221,21 @@ class _Lane:
                     self.close()
                 return
 
-    def _settle(self, groups: Sequence[RewardGroup], outcomes: dict[int, Outcome], error: str, way: _Way) -> None:
+    def _settle(
+        self, groups: Sequence[RewardGroup], outcomes: dict[int, Outcome], error: WorkerError, way: _Way
+    ) -> None:
         """Set the outcome of the group at which the worker ended."""
         index = next(index for index in range(len(groups)) if index not in outcomes)
         group = groups[index]
         if not self._settings.verifies:
-            outcomes[index] = _failure(group, error)
+            outcomes[index] = _failure(group, str(error))
         elif group.size > 1:
             _log.warning("reward %s %s; checking the responses one by one", self._settings.name, error)
             way = replace(way, give_up=False)
             outcomes[index] = _joined(self.score([group.alone(number)], way)[0] for number in range(group.size))
         else:
             _log.warning("reward %s %s; the response scores 0", self._settings.name, error)
-            outcomes[index] = Outcome([0.0], metrics=[("timed_out", 0.0), ("crashed", 1.0)])
+            outcomes[index] = Outcome([0.0], metrics=[(fate, float(fate == error.fate)) for fate in FATES])
 
 
 def _failure(group: RewardGroup, error: str, *, called: bool = True) -> Outcome:

@@ -28,7 +28,15 @@ _MOST_LINES = 200
 
 
 class WorkerError(Exception):
-    """The worker did not answer; the message continues a sentence that starts with the reward's name."""
+    """The worker did not answer; the message continues a sentence that starts with the reward's name.
+
+    Args:
+        fate: the limit that it reached, of `checks.FATES`.
+    """
+
+    def __init__(self, message: str, fate: str = "crashed") -> None:
+        super().__init__(message)
+        self.fate = fate
 
 
 class WorkerKilledError(WorkerError):
@@ -128,7 +136,7 @@ class WorkerProcess:
                 ) from None
             now = time.monotonic()
             if now >= deadline:
-                raise WorkerError(f"took longer than {seconds:g} s")
+                raise WorkerError(f"took longer than {seconds:g} s", "timed_out")
             if now >= look:
                 look = now + _TICK
                 if stopped():
@@ -218,5 +226,6 @@ class WorkerProcess:
                     used += process.memory_info().rss
         if used > self._memory:
             raise WorkerError(
-                f"used {used / 2**20:.0f} MiB of memory, more than its limit of {self._memory / 2**20:.0f} MiB"
+                f"used {used / 2**20:.0f} MiB of memory, more than its limit of {self._memory / 2**20:.0f} MiB",
+                "out_of_memory",
             )

@@ -63,8 +63,8 @@ async def _post(url: str, body: dict[str, Any], seconds: float) -> Any:
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
             try:
-                async with session.post(url, json=body) as response:
-                    if response.status < 400:
+                async with session.post(url, json=body, allow_redirects=False) as response:
+                    if response.status < 300:
                         text = await response.text(errors="replace")
                         return json.loads(text)
                     said = (await response.content.read(_EXCERPT)).decode(errors="replace")

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.rewards import execution, remote
+from rlhfless_functions.rewards import remote
 from rlhfless_functions.rewards.checks import WAIT_FACTOR
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.code.scoring import longest_call as longest_code_call
+from rlhfless_functions.rewards.groups import START, Progress, RewardGroup
 from rlhfless_functions.rewards.length import soft_overlong
 from rlhfless_functions.rewards.pool import Outcome, RewardPool, RewardUnusableError, WorkerSettings
 from rlhfless_functions.rewards.process import WorkerStopped
@@ -55,7 +56,7 @@ class RewardScorer:
         rewards: Sequence[RewardSettings],
         groups: Sequence[RewardGroup],
         sampling: SamplingSettings,
-        step: int,
+        progress: Progress = START,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Scores:
         """Score groups with all rewards, concurrently.
@@ -64,7 +65,7 @@ class RewardScorer:
             rewards: rewards of the job.
             groups: the groups to score; each group is one call.
             sampling: sampling settings of the job, for length shaping.
-            step: training step.
+            progress: position of the training.
             stopped: called several times a second; returns whether to stop.
 
         Raises:
@@ -76,7 +77,7 @@ class RewardScorer:
         def score_one(reward: RewardSettings) -> list[Outcome]:
             nonlocal failed
             try:
-                return self._score_one(reward, groups, sampling, step, lambda: failed or stopped())
+                return self._score_one(reward, groups, sampling, progress, lambda: failed or stopped())
             except TaskError:
                 # After one failure, the others need not continue.
                 failed = True
@@ -125,11 +126,11 @@ class RewardScorer:
         reward: RewardSettings,
         groups: Sequence[RewardGroup],
         sampling: SamplingSettings,
-        step: int,
+        progress: Progress,
         stopped: Callable[[], bool],
     ) -> list[Outcome]:
         try:
-            outcomes = self._outcomes(reward, groups, sampling, step, stopped)
+            outcomes = self._outcomes(reward, groups, sampling, progress, stopped)
         except RewardUnusableError as error:
             raise TaskError("reward_failed", f"reward {reward.name!r} {error}") from error
         except WorkerStopped:
@@ -150,7 +151,7 @@ class RewardScorer:
         reward: RewardSettings,
         groups: Sequence[RewardGroup],
         sampling: SamplingSettings,
-        step: int,
+        progress: Progress,
         stopped: Callable[[], bool],
     ) -> list[Outcome]:
         if reward.length is not None:
@@ -162,7 +163,7 @@ class RewardScorer:
             return self._model(reward.model.source).score(groups, stopped)
         return self._pool(reward).score(
             groups,
-            step=step,
+            progress=progress,
             seconds=lambda group: longest_call(reward, group),
             give_up=reward.on_error == "fail",
             stopped=stopped,
@@ -201,7 +202,7 @@ def weighted_sum(terms: dict[str, float | None], weights: dict[str, float]) -> f
 def longest_call(reward: RewardSettings, group: RewardGroup) -> float:
     """Return the time limit of a group's call in seconds: `timeout` plus the sum of the kind's inner time limits."""
     if reward.code is not None:
-        inner = execution.longest_call(group.columns, reward.code.tests_column, reward.code.timeout, group.size)
+        inner = longest_code_call(group.columns, reward.code.tests_column, reward.code.timeout, group.size)
         return reward.timeout + inner
     if reward.http is not None:
         return remote.longest_call(reward.timeout)

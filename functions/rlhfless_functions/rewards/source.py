@@ -9,24 +9,40 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "rlhfless_user_reward"
+_FINDER = """import importlib.util, sys
+spec = importlib.util.spec_from_file_location(__name__, {path!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules[__name__] = module
+spec.loader.exec_module(module)
+"""
+"""Module by which processes that the reward starts import its file under the same name: `import` returns what is in
+`sys.modules` in the end."""
 
 
 class SourceError(Exception):
     """The file or its function can't be used; the message says why and what to do."""
 
 
-def load_function(file: str, function: str, text: str | None = None) -> Callable[..., Any]:
+def load_function(file: str, function: str, scratch: Path, text: str | None = None) -> Callable[..., Any]:
     """Run a Python file and return one of its functions.
+
+    New processes find the file's functions and classes, too: those of pools that spawn, of a fork server and of joblib.
 
     Args:
         file: path of the file, from whose folder it may import; with `text`, only its name.
         function: name of the function.
+        scratch: folder for files, which lives as long as this process.
         text: content of a file that is not on the local disk.
 
     Raises:
         SourceError: the file or the function is missing. Errors of the file itself are not caught.
     """
-    module = _run_path(Path(file)) if text is None else _run_text(file, text)
+    path = Path(file)
+    if text is not None:
+        path = scratch / "source" / path.name
+        path.parent.mkdir()
+        path.write_text(text)
+    module = _run_path(path, scratch)
     found = getattr(module, function, None)
     if found is None:
         have = sorted(
@@ -41,10 +57,13 @@ def load_function(file: str, function: str, text: str | None = None) -> Callable
     return found  # type: ignore[no-any-return]
 
 
-def _run_path(path: Path) -> ModuleType:
+def _run_path(path: Path, scratch: Path) -> ModuleType:
     if not path.is_file():
         raise SourceError(f"there is no file {path}; set python.file to the path or URI of the reward's file")
-    sys.path.insert(0, str(path.resolve().parent))
+    path = path.resolve()
+    # The file's own name may be that of another module, such as of the standard library, or no name of a module.
+    (scratch / f"{_MODULE}.py").write_text(_FINDER.format(path=str(path)))
+    sys.path[:0] = [str(path.parent), str(scratch)]
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
         raise SourceError(f"{path} is not a Python file; its name must end in .py")
@@ -52,12 +71,4 @@ def _run_path(path: Path) -> ModuleType:
     # Pickle and dataclasses look a class's module up by its name.
     sys.modules[_MODULE] = module
     spec.loader.exec_module(module)
-    return module
-
-
-def _run_text(name: str, text: str) -> ModuleType:
-    module = ModuleType(_MODULE)
-    module.__file__ = name
-    sys.modules[_MODULE] = module
-    exec(compile(text, name, "exec"), vars(module))
     return module

@@ -5,6 +5,7 @@ reads one setup frame and answers `ready`, then reads requests and answers each 
 and LIFELINE are descriptors of stream sockets, KIND is the reward's kind, MEMORY the limit of each process in bytes.
 """
 
+import asyncio
 import json
 import os
 import pickle
@@ -14,10 +15,12 @@ import socket
 import sys
 import tempfile
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.rewards import reaper
-from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, describe, is_async
+from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, answer_together, describe, event_loop, is_async
 from rlhfless_functions.rewards.channel import receive, send
 from rlhfless_functions.rewards.network_seccomp import refuse_sockets
 from rlhfless_functions.rewards.source import SourceError, load_function
@@ -31,7 +34,7 @@ def main() -> None:
     kind, memory = sys.argv[3], int(sys.argv[4])
     reaper.adopt_orphans()
     # The reaper removes it, because the child may be killed at any moment.
-    scratch = tempfile.mkdtemp(prefix="rlhfless-code-") if kind == "code" else None
+    scratch = tempfile.mkdtemp(prefix="rlhfless-reward-") if kind in ("code", "python") else None
     keeper_id = os.getpid()
     child = os.fork()
     if child == 0:
@@ -78,25 +81,22 @@ def _serve(connection: socket.socket, kind: str, scratch: str | None) -> None:
         _answer(connection, {"ready": False, "error": f"cannot be loaded: it {describe(error)}"})
         return
     _answer(connection, {"ready": True, "concurrent": concurrent})
+    if concurrent:
+        event_loop().run_until_complete(_serve_together(connection, scorer))
+        return
     while (frame := receive(connection)) is not None:
         request = pickle.loads(frame)
-        if concurrent:
-            _serve_together(connection, scorer, request)
-        else:
-            for answer in answer_in_turn(scorer, request["groups"], request["step"]):
-                _answer(connection, answer)
-
-
-def _serve_together(connection: socket.socket, scorer: Scorer, request: dict[str, Any]) -> None:
-    import asyncio
-
-    from rlhfless_functions.rewards.calls import answer_together
-
-    async def run() -> None:
-        async for answer in answer_together(scorer, request["groups"], request["step"], request["seconds"]):
+        for answer in answer_in_turn(scorer, request["groups"], request["progress"]):
             _answer(connection, answer)
 
-    asyncio.run(run())
+
+async def _serve_together(connection: socket.socket, scorer: Scorer) -> None:
+    """Answer requests in one event loop, which runs between them, too."""
+    with ThreadPoolExecutor(1) as reader:
+        while (frame := await asyncio.get_running_loop().run_in_executor(reader, receive, connection)) is not None:
+            request = pickle.loads(frame)
+            async for answer in answer_together(scorer, request["groups"], request["progress"], request["seconds"]):
+                _answer(connection, answer)
 
 
 def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -106,20 +106,20 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
 def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scorer, bool]:
     """Return the reward, and whether to await it for many groups at once. Import only what the kind needs."""
     if kind == "python":
-        from rlhfless_functions.rewards.callables import trl_scorer, verl_scorer
+        from rlhfless_functions.rewards.callables import scorer_of
 
-        function = load_function(setup["file"], setup["function"], setup["text"])
-        return (verl_scorer if setup["style"] == "verl" else trl_scorer)(function), is_async(function)
+        function = load_function(setup["file"], setup["function"], Path(str(scratch)), setup["text"])
+        return scorer_of(function, setup["style"]), is_async(function)
     if kind == "http":
         from rlhfless_functions.rewards.remote import remote_scorer
 
         return remote_scorer(setup["url"], setup["attempt_seconds"]), True
     if kind == "math":
-        from rlhfless_functions.rewards.mathematics import math_scorer
+        from rlhfless_functions.rewards.mathematics.scorer import math_scorer
 
         return math_scorer(setup["require_end"], setup["timeout"]), False
     if kind == "code":
-        from rlhfless_functions.rewards.execution import code_scorer
+        from rlhfless_functions.rewards.code.scoring import code_scorer
 
         return code_scorer(setup["tests_column"], setup["seconds"], setup["memory"], str(scratch)), False
 

@@ -4,4 +4,5 @@
 - `preload`: the model that a new pod loads. `caches`: the folders for downloads and compiled code.
 - `emulation`: all three functions on emulated GPUs.
 - `probe`, `sample` and `try_reward`: answer the commands with these names.
+- `check_data`: answers `rlhfless validate --data`.
 """

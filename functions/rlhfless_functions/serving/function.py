@@ -27,6 +27,7 @@ from rlhfless_functions.api import (
     WeightsReference,
     dump_event,
 )
+from rlhfless_functions.runtime.activity import Activity
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
@@ -68,6 +69,8 @@ class Instance:
         self._function = function
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="task")
         self._current: TaskContext | None = None
+        self._taken: object | None = None
+        """A task that is taken and not begun yet."""
         self._asleep = False
         """Whether the device's memory was released after the last task."""
         self._idle = threading.Event()
@@ -138,8 +141,27 @@ class Instance:
         if (finish := getattr(self._function, "finish", None)) is not None:
             await loop.run_in_executor(None, finish)
 
+    def take(self) -> object:
+        """Take the instance for a task, at once: its stream begins later, and others may ask until then.
+
+        The caller has checked that the instance is not busy.
+
+        Returns:
+            A name of the taking, for `give_up`.
+        """
+        self._idle.clear()
+        self._taken = object()
+        return self._taken
+
+    def give_up(self, taken: object) -> None:
+        """Free the instance if the task's stream never began."""
+        if self._taken is taken:
+            self._taken = None
+            self._ends()
+
     async def stream(self, request: RunRequest) -> AsyncIterator[bytes]:
-        """Run a task and yield its events. The caller has checked that the instance is not busy."""
+        """Run a task and yield its events. The caller has taken the instance."""
+        self._taken = None
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -163,11 +185,13 @@ class Instance:
             self._cold_start = None
             working, self._asleep = True, False
             loop.run_in_executor(self._worker, self._work, request, context)
+            activity = Activity()
             while True:
                 try:
                     event = await asyncio.wait_for(events.get(), request.heartbeat_seconds)
+                    activity.goes_on()
                 except TimeoutError:
-                    event = Heartbeat()
+                    event = Heartbeat(still_seconds=activity.still_seconds())
                 yield dump_event(event)
                 if isinstance(event, Done | Failed):
                     return

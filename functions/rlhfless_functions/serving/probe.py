@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from rlhfless_functions.api.probe import (
     ProbedModel,
     ProbeResult,
 )
-from rlhfless_functions.data.dataset_files import read_table
+from rlhfless_functions.data.dataset_files import first_rows, read_tables
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.generation.early_exit.draft_speed import best_drafts
@@ -143,9 +142,7 @@ def _prompts(model: ModelSettings, weights: WeightsReference, asked: Probe) -> t
         max_response_tokens=longest or 1,
         stop=asked.stop,
     )
-    table = read_table(asked.data)
-    most = max(_FIRST_ROWS, 2 * asked.prompts)
-    first = replace(table, rows=table.rows[:most], lines=table.lines and table.lines[:most])
+    first = first_rows(read_tables(asked.data), max(_FIRST_ROWS, 2 * asked.prompts))
     prompts, _ = make_prompts(first, asked.data, sampling, tokenizer, positions)
     prompts = prompts[: asked.prompts]
     if longest is None:

@@ -25,7 +25,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import generate_latest
 
-from rlhfless_functions.api import Failed, Preload, UnsupportedProtocolError, dump_event, parse_request
+from rlhfless_functions.api import Failed, Preload, RunRequest, UnsupportedProtocolError, dump_event, parse_request
 from rlhfless_functions.artifacts.peers import PATH, copy_token
 from rlhfless_functions.artifacts.relaying import growing_file, relayed
 from rlhfless_functions.runtime.addresses import address_of
@@ -78,7 +78,7 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         if request.key.stage != instance.stage:
             message = f"this is a {instance.stage} instance; the request is for {request.key.stage}"
             return _refusal(422, "bad_request", message)
-        return occupied() or StreamingResponse(instance.stream(request), media_type="application/x-ndjson")
+        return occupied() or _TaskResponse(instance, request)
 
     @app.post("/v1/sleep")
     async def sleep(http_request: Request) -> Response:
@@ -122,6 +122,20 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         return Response(generate_latest(instance.registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+class _TaskResponse(StreamingResponse):
+    """The stream of a task. The instance is taken from now until the stream ends, also if that never begins."""
+
+    def __init__(self, instance: Instance, request: RunRequest) -> None:
+        super().__init__(instance.stream(request), media_type="application/x-ndjson")
+        self._instance, self._taken = instance, instance.take()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._instance.give_up(self._taken)
 
 
 def _refusal(status: int, reason: Any, message: str, *, retryable: bool = False) -> Response:

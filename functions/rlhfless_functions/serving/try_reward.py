@@ -20,14 +20,14 @@ from rlhfless_functions.api.reward_trial import (
     TriedResponse,
     TriedReward,
 )
-from rlhfless_functions.data.dataset_files import Table, prompt_column, read_table
+from rlhfless_functions.data.dataset_files import Table, first_rows, prompt_column, read_tables
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.choice import EngineChoice, make_engine
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.preparation.reward_groups import reward_group
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.rewards.groups import Progress, RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, weighted_sum
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSettings, RewardSettings
@@ -78,7 +78,8 @@ class _Rows:
     def __init__(self, trial: RewardTrial, tokenizer: PreTrainedTokenizerBase) -> None:
         self._trial = trial
         self._tokenizer = tokenizer
-        self.table = read_table(trial.data)
+        self.tables = read_tables(trial.data)
+        self.whole = max(len(table.rows) for table in self.tables)
         config = load_config(trial.model.source, revision=trial.model.revision)
         self._positions = longest_sequence(config.get_text_config())
         self._read = 0
@@ -86,24 +87,24 @@ class _Rows:
 
     def more(self) -> bool:
         """Read more rows. Return whether there were any."""
-        whole = len(self.table.rows)
-        while self._read < whole:
-            self._read = min(whole, max(_FIRST_ROWS, 4 * self._read))
-            lines = self.table.lines and self.table.lines[: self._read]
+        # Rows of several sources are numbered one source after the other.
+        at_first = _FIRST_ROWS if len(self.tables) == 1 else self.whole
+        while self._read < self.whole:
+            self._read = min(self.whole, max(at_first, 4 * self._read))
             try:
-                self.prompts = self.made(replace(self.table, rows=self.table.rows[: self._read], lines=lines))
+                self.prompts = self.made(first_rows(self.tables, self._read))
             except TaskError:
                 # Perhaps none of the first rows is short enough.
-                if self._read == whole:
+                if self._read == self.whole:
                     raise
                 continue
             return True
         return False
 
-    def made(self, table: Table) -> list[Prompt]:
-        """Return the prompts of a table, as training makes them."""
+    def made(self, tables: Sequence[Table]) -> list[Prompt]:
+        """Return the prompts of tables, as training makes them."""
         trial = self._trial
-        prompts, _ = make_prompts(table, trial.data, trial.sampling, self._tokenizer, self._positions)
+        prompts, _ = make_prompts(tables, trial.data, trial.sampling, self._tokenizer, self._positions)
         return prompts
 
 
@@ -151,9 +152,10 @@ def _find(rows: _Rows, given: GivenResponse) -> Prompt | None:
 
 def _own(rows: _Rows, given: GivenResponse, number: int) -> Prompt:
     """Return a prompt that the data does not have, with its columns."""
-    row = {**given.columns, prompt_column(rows.table, rows._trial.data): given.prompt}
-    (prompt,) = rows.made(Table(given.place, [row]))
-    return replace(prompt, row=len(rows.table.rows) + number)
+    table = rows.tables[0]
+    row = {**given.columns, prompt_column(table): given.prompt}
+    (prompt,) = rows.made([Table(given.place, [row], reading=table.reading)])
+    return replace(prompt, row=sum(len(each.rows) for each in rows.tables) + number)
 
 
 def _sampled(trial: RewardTrial, tokenizer: PreTrainedTokenizerBase, initial: WeightsReference) -> list[_Group]:
@@ -221,10 +223,11 @@ def _try(
     """Call one reward for each group, up to the first call that fails; its numbers go into `terms`."""
     seconds: list[float] = []
     error: str | None = None
+    progress = Progress(total=trial.total_steps, epochs=1)
     for place, group in enumerate(groups):
         begun = time.monotonic()
         try:
-            scores = scorer.score([reward], [group.for_rewards()], trial.sampling, step=1)
+            scores = scorer.score([reward], [group.for_rewards()], trial.sampling, progress)
         except TaskError as failure:
             error = str(failure)
         seconds.append(time.monotonic() - begun)

@@ -25,7 +25,7 @@ from rlhfless_functions.settings.base import (
     PositiveMoney,
     Settings,
 )
-from rlhfless_functions.settings.data import DataSettings
+from rlhfless_functions.settings.data import DataSettings, MixedSource, RowFunction, SourceSettings
 from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
 from rlhfless_functions.settings.learning import LearningSettings
 from rlhfless_functions.settings.model import LoraSettings, ModelSettings

@@ -59,11 +59,12 @@ class CriticSettings(Settings):
     """The value model of an actor-critic algorithm: a copy of the policy's body with a scalar head."""
 
     learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate of the critic; it follows the policy's schedule."""
+    """Peak learning rate of the critic. Its schedule has the shape of the policy's, and counts all steps."""
     value_clip: float | None = Field(default=0.2, gt=0)
     """The loss clips new values to within this distance of the old ones (cliprange_value)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of training steps at the start in which only the critic learns."""
+    """Number of training steps at the start in which only the critic learns. The policy's schedule begins after them.
+    OpenRLHF's freezing_actor_steps counts alike; verl's critic_warmup is one more."""
 
 
 class RejectionSettings(Settings):
@@ -122,9 +123,12 @@ class AlgorithmSettings(Settings):
     """Baseline: a critic (gae), the group's mean, the mean of the group's other samples, or none (discounted
     returns)."""
     advantage_normalization: Literal["group", "group_per_reward", "batch", "none"] | None = None
-    """Divide by the group's standard deviation, whiten over the batch's tokens, or neither (scale_rewards).
-    `group_per_reward` divides each reward by its own standard deviation in the group, then weights, sums and whitens
-    (GDPO)."""
+    """Divide by the group's standard deviation, whiten over the batch, or neither (scale_rewards). `group_per_reward`
+    divides each reward by its own standard deviation in the group, then weights, sums and whitens (GDPO)."""
+    whiten_over: Literal["samples", "tokens"] | None = None
+    """Whether a mean over the batch counts each sample once, or each token. By default `group_per_reward` whitens over
+    samples, as TRL and NeMo-RL do, and `batch` over tokens. verl's GDPO whitens over tokens: a group of equal rewards
+    then gets advantages other than 0 as soon as other groups' good and bad responses differ in length."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
@@ -171,7 +175,7 @@ class AlgorithmSettings(Settings):
     @property
     def normalizes_batch(self) -> bool:
         """Whether advantages are normalised over a whole step. Call it on resolved settings."""
-        return self.advantage_normalization in ("batch", "group_per_reward")
+        return self.advantage_normalization in _WHITENED_OVER
 
     def resolved(self) -> "AlgorithmSettings":
         """Return a copy in which the algorithm's name has filled in every omitted choice."""
@@ -182,6 +186,7 @@ class AlgorithmSettings(Settings):
         whole["kl"] = whole["kl"].resolved()
         # Whether there is a critic depends on the advantage, which a job may have changed.
         whole["critic"] = (self.critic or CriticSettings()) if whole["advantage"] == "gae" else None
+        whole.setdefault("whiten_over", _WHITENED_OVER.get(whole["advantage_normalization"]))
         if whole["clip"] == "sapo":
             whole |= {"clip_low": None, "clip_high": None}
         return AlgorithmSettings.model_construct(**whole)
@@ -222,6 +227,16 @@ class AlgorithmSettings(Settings):
             )
         if whole.advantage_normalization == "group_per_reward":
             _check_per_reward(whole)
+        if self.whiten_over is not None and not whole.normalizes_batch:
+            raise ValueError(
+                f"whitenOver: advantageNormalization: {whole.advantage_normalization} does not whiten; remove it, or"
+                " set advantageNormalization: batch or group_per_reward"
+            )
+        if whole.whiten_over == "samples" and whole.advantage not in ("group", "leave_one_out"):
+            raise ValueError(
+                f"whitenOver: the tokens of a response have different {whole.advantage} advantages; write tokens, or"
+                " set advantage: group or leave_one_out"
+            )
         return self
 
 
@@ -234,6 +249,9 @@ def _check_per_reward(whole: AlgorithmSettings) -> None:
             " set placement: loss"
         )
 
+
+_WHITENED_OVER: dict[str, str] = {"batch": "tokens", "group_per_reward": "samples"}
+"""The normalisations that whiten over the batch, each with what it counts unless the job says so."""
 
 _COMMON: dict[str, Any] = {
     "advantage": "group",

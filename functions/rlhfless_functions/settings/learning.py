@@ -15,8 +15,9 @@ class LearningSettings(Settings):
     `rlhfless run` gives the learner this many GPUs, by default one."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    autocast: bool = True
-    """Compute in bfloat16 if the hardware supports it; weights, log-softmax and optimizer stay in float32."""
+    autocast: bool | None = None
+    """Compute in bfloat16 if the hardware supports it, on a CPU only in models at least 256 wide; weights, log-softmax
+    and optimizer stay in float32. By default models with `dtype: bfloat16` do, and float32 models do not."""
     share_prompts: bool = True
     """Compute a group's prompt once for all of its samples in a micro-batch. Applies to preparation too. The update is
     the same up to rounding."""

@@ -19,7 +19,7 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-RegularExpression = Annotated[str, AfterValidator(_compiles)]
+RegularExpression = Annotated[str, Field(max_length=1000), AfterValidator(_compiles)]
 """A regular expression of Python's `re`."""
 
 
@@ -30,9 +30,11 @@ class PythonReward(Settings):
     """Path (relative to the job file) or fsspec URI of the Python file."""
     function: str = Field(default="reward", min_length=1)
     """Name of the function in that file."""
-    style: Literal["trl", "verl"] = "trl"
-    """`trl`: fn(prompts, completions, completion_ids, **columns) → list, sync or async. `verl`:
-    compute_score(data_source, solution_str, ground_truth, extra_info) → number or dict with `score`."""
+    style: Literal["trl", "verl", "openrlhf"] | None = None
+    """Form of the function, sync or async; by default its signature tells. `trl`: fn(prompts, completions,
+    completion_ids, **columns) → list. `verl`: compute_score(data_source, solution_str, ground_truth, extra_info) →
+    number or dict with `score`, or its batch form. `openrlhf`: reward_func(queries, prompts, labels) → list, or dict
+    with `rewards`."""
 
 
 class HttpReward(Settings):
@@ -50,11 +52,11 @@ class ModelReward(Settings):
 
 
 class ExactMatchReward(Settings):
-    """1 if the answer equals `ground_truth`, else 0."""
+    """1 if the answer equals `ground_truth`, else 0. Each element of a list is right, and each answer of a dict."""
 
     pattern: RegularExpression | None = None
-    """Regular expression. The first group of its last match is the answer; by default the whole stripped response
-    is."""
+    """Regular expression. The first group of its last match after the thoughts (`<think>…</think>`) is the answer; by
+    default the whole stripped response after the thoughts is."""
     require_end: bool = False
     """Score 0 where the response did not end by itself (it was truncated)."""
     timeout: Duration = 1.0
@@ -62,7 +64,9 @@ class ExactMatchReward(Settings):
 
 
 class MathReward(Settings):
-    """1 if the response's last mathematical expression equals `ground_truth` (math-verify), else 0."""
+    """1 if the response's answer equals `ground_truth` (math-verify), else 0. The answer is the last box or `<answer>`
+    tag after the thoughts; without one, what follows `####` or "the answer is", or the last mathematics. Each element
+    of a list is right."""
 
     require_end: bool = False
     """Score 0 where the response did not end by itself (it was truncated)."""
@@ -74,7 +78,8 @@ class FormatReward(Settings):
     """1 if the whole response matches a regular expression, else 0."""
 
     pattern: RegularExpression = Field(min_length=1)
-    """Regular expression that the whole response must match; `.` matches newlines too."""
+    """Regular expression that the whole response must match; `.` matches newlines too. If the prompt ends with
+    `<think>`, the tag counts as the response's beginning."""
     timeout: Duration = 1.0
     """Most CPU time to match one response; above it the response scores 0 and is counted."""
 
@@ -89,10 +94,13 @@ class LengthReward(Settings):
 class CodeReward(Settings):
     """Share of the unit tests that the response's last Python code block passes, run in a sandboxed subprocess."""
 
-    tests_column: str = Field(default="tests", min_length=1)
-    """Column with a list of assert statements, or of {input, output} for programs that read standard input."""
+    tests_column: str | None = Field(default=None, min_length=1)
+    """Column with the tests, nested ones with dots: Python tests (asserts, pytest, unittest, HumanEval's check), or
+    inputs and outputs of programs or functions, in any of the public formats. By default, the first of `tests`, `test`,
+    `test_list`, `test_cases`, `unit_tests`, `input_output`, `verification_info`, `private_test_cases`,
+    `public_test_cases`, `private_tests`, `public_tests` and `reward_model.ground_truth` that a row has."""
     timeout: Duration = 10.0
-    """Time limit of one test; a test that exceeds it fails."""
+    """Most time of one test: on the clock while it waits, CPU time while it computes; a test that exceeds it fails."""
 
 
 RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code"]

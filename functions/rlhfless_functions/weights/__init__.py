@@ -5,7 +5,7 @@
 - `tensors`: fill a module from safetensors files. `building`: build one model at a time.
 - `arriving` and `arriving_files`: compute while the weights arrive. `prefetched`: hold the next weights in host memory.
 - `saving`: write Hugging Face folders. `sharded`: publish from several ranks.
-- `fingerprints`: tell weights from others.
+- `fingerprints`: tell weights from others. `row_bits`: compute each row alike in every batch.
 """
 
 from rlhfless_functions.weights.adapters import attach_adapter, merge_adapter, publish_adapter

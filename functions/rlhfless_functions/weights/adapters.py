@@ -1,6 +1,7 @@
 """Low-rank adapters, through peft."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -18,6 +19,7 @@ from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import LoraSettings
 from rlhfless_functions.weights.building import building
+from rlhfless_functions.weights.row_bits import fix_single_outputs
 from rlhfless_functions.weights.saving import saving, write_tokenizer
 from rlhfless_functions.weights.source import unloadable, weights_folder
 
@@ -60,6 +62,7 @@ def attach_adapter(policy: PreTrainedModel, settings: LoraSettings, backbone: st
     if isinstance(names, set):
         # Its files must be the same in each process, and the order of a set is not.
         adapted.peft_config[_NAME].target_modules = sorted(names)
+    fix_single_outputs(adapted)
     with building():
         _reset(adapted)
     if backbone is not None:
@@ -103,7 +106,7 @@ def publish_adapter(
     policy: PeftModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    readme: str | None = None,
+    texts: Mapping[str, str] | None = None,
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Publish a model's adapter as a peft folder; do nothing if `uri` has been published before.
@@ -112,7 +115,7 @@ def publish_adapter(
         uri: the folder.
         policy: the model with its adapter.
         tokenizer: saved with it, if the folder is for people.
-        readme: content of a README.md.
+        texts: contents of further files, by name.
         state: the adapter's parameters by their names in the model; by default the present ones.
 
     Raises:
@@ -122,8 +125,8 @@ def publish_adapter(
         write_adapter(folder, policy, state)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
-        if readme is not None:
-            (folder / "README.md").write_text(readme, encoding="utf-8")
+        for name, text in (texts or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def write_adapter(folder: Path, policy: PeftModel, state: dict[str, torch.Tensor] | None = None) -> None:

@@ -6,7 +6,7 @@ pass may run ahead of the files' checksums. Nothing that it computes may be used
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -85,6 +85,8 @@ class ArrivingPolicy:
         self.is_settled = False
         """Whether no weights are on their way any more."""
         self._unsound = False
+        self.when_settled: Callable[[], None] | None = None
+        """Called once all weights are there and checked. If it raises an error, the policy can't be used any more."""
         names = folder.names()
         if not names:
             raise MismatchError("the folder was not published, so its files are known only once they are complete")
@@ -156,6 +158,8 @@ class ArrivingPolicy:
                 "the layers of %s that came early are of no use, and it is loaded again: %s", self._ref.uri, problem
             )
             swap_policy(self.policy, self._ref, remedy=WEIGHTS_OF_CONFIG)
+        if self.when_settled is not None:
+            self.when_settled()
         self._unsound = False
         # A layer without a pass of its own may have been used by another layer before its tensors arrived.
         return problem is None and (not computed or all(unit in self._passed for unit, _ in self._awaited))

@@ -21,7 +21,7 @@ from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.policy import load_module, torch_dtype
 from rlhfless_functions.weights.saving import converted, host_copy, write_tensors
 from rlhfless_functions.weights.source import model_revision, read_config, unloadable, weights_folder
-from rlhfless_functions.weights.support import attention_kernel
+from rlhfless_functions.weights.support import kernels
 from rlhfless_functions.weights.tensors import load_into, safetensors_files
 
 
@@ -67,7 +67,7 @@ def load_critic(model: ModelSettings, ref: WeightsReference, dtype: torch.dtype 
             return CriticModel(cast(PreTrainedModel, policy.base_model)).eval()
     with unloadable(ref.uri, "give a critic that this job published, or the policy's weights"):
         with building_uninitialized():
-            critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **attention_kernel(config)))
+            critic = CriticModel(AutoModel.from_config(config, dtype=dtype, **kernels(config)))
         load_into(critic, safetensors_files(folder))
     return critic.eval()
 

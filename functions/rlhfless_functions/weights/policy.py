@@ -24,9 +24,10 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights.adapters import attach_adapter, load_adapter_into
 from rlhfless_functions.weights.building import building, building_uninitialized
 from rlhfless_functions.weights.fingerprints import fingerprint
+from rlhfless_functions.weights.row_bits import fix_single_outputs
 from rlhfless_functions.weights.saving import write_model, write_tokenizer
 from rlhfless_functions.weights.source import checked_beside, model_revision, read_config, unloadable, weights_folder
-from rlhfless_functions.weights.support import attention_kernel, check_weights_format
+from rlhfless_functions.weights.support import check_weights_format, kernels
 from rlhfless_functions.weights.tensors import (
     MismatchError,
     load_into,
@@ -132,7 +133,7 @@ def publish_weights(
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype | None = None,
     *,
-    readme: str | None = None,
+    texts: Mapping[str, str] | None = None,
     since: str | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
@@ -143,7 +144,7 @@ def publish_weights(
         policy: the model. If it has an adapter, call `publish_adapter` instead, or merge it first.
         tokenizer: saved with it, because every version can be loaded alone.
         dtype: number format of the published weights; by default the model's own.
-        readme: content of a README.md.
+        texts: contents of further files, by name.
         since: the version before. The changes since then are published too, if that helps. See `artifacts.publish`.
         state: the tensors to publish, in `dtype`; by default the present ones.
 
@@ -154,8 +155,8 @@ def publish_weights(
         write_model(policy, folder, dtype, state=state)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
-        if readme is not None:
-            (folder / "README.md").write_text(readme, encoding="utf-8")
+        for name, text in (texts or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def load_module(
@@ -188,9 +189,9 @@ def load_module(
 def build_empty(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Build a module on the CPU. Its parameters and persistent buffers keep the memory's old content."""
     with building_uninitialized():
-        kernel = attention_kernel(config)
-        module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernel))
+        module = cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype, **kernels(config)))
     module.tie_weights()
+    fix_single_outputs(module)
     return module
 
 
@@ -200,9 +201,9 @@ def loaded_from(policy: nn.Module, model: ModelSettings, uri: str) -> None:
 
 
 def _load_converted(folder: Path, uri: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    kernel = attention_kernel(config)
+    arguments = {"dtype": dtype, "output_loading_info": True, **kernels(config)}
     with building():
-        module, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **kernel)
+        module, info = AutoModelForCausalLM.from_pretrained(folder, **arguments)
     if info["missing_keys"] or info["mismatched_keys"]:
         lacking = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise TaskError(
@@ -210,4 +211,5 @@ def _load_converted(folder: Path, uri: str, config: PreTrainedConfig, dtype: tor
             f"{uri} lacks {len(lacking)} of the weights that its config.json asks for, {lacking[0]} among them:"
             " give a complete folder",
         )
+    fix_single_outputs(module)
     return cast(PreTrainedModel, module)

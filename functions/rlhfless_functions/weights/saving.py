@@ -5,6 +5,7 @@ tokenizer are made once, and written again from memory.
 """
 
 import copy
+import json
 import os
 import re
 import tempfile
@@ -28,6 +29,7 @@ Files = dict[str, bytes]
 
 _settings: WeakKeyDictionary[PreTrainedModel, dict[torch.dtype, Files]] = WeakKeyDictionary()
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, Files] = WeakKeyDictionary()
+_PLACES = ("is_local", "local_files_only")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -79,7 +81,7 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         OSError: if the disk is full.
     """
     if tokenizer not in _tokenizers:
-        _tokenizers[tokenizer] = _files(tokenizer.save_pretrained)
+        _tokenizers[tokenizer] = _files(lambda scratch: _save_tokenizer(tokenizer, scratch))
     _write(_tokenizers[tokenizer], folder)
 
 
@@ -121,6 +123,17 @@ def host_copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a copy of a tensor in the host's memory, in a number format."""
     there = tensor.to(dtype).to("cpu")
     return there.clone() if there is tensor else there
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer without what transformers notes of the place that it was loaded from: a run and its replay must
+    write the same."""
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in known.items() if name not in _PLACES}
+    if kept != known:
+        file.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _alone(tensor: Tensor) -> Tensor:

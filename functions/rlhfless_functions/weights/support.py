@@ -7,8 +7,11 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.weights.row_bits import EXPERTS
 
 _OTHER_INPUTS = ("vision_config", "audio_config", "video_config", "speech_config")
+_ALWAYS_CAUSAL = ("gpt_neox", "gpt_neox_japanese")
+"""Decoders whose configuration has an `is_decoder` that their code never reads: Pythia's says false."""
 
 
 def check_supported(config: PreTrainedConfig, uri: str) -> None:
@@ -30,7 +33,8 @@ def check_supported(config: PreTrainedConfig, uri: str) -> None:
             f"holds a {kind} model that reads more than text ({', '.join(others)})",
             "give its language model alone, as a folder of its own",
         )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or getattr(config, "is_decoder", None) is False:
+    looks_ahead = getattr(config, "is_decoder", None) is False and kind not in _ALWAYS_CAUSAL
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or looks_ahead:
         _refuse(uri, f"holds no causal language model ({kind})", "give a decoder-only model that transformers knows")
     if getattr(config, "quantization_config", None) is not None:
         _refuse(uri, "holds quantized weights, which cannot be trained", "give plain ones")
@@ -71,14 +75,14 @@ def longest_sequence(config: PreTrainedConfig) -> int | None:
     return min([*limits, *([] if positions is None else [positions])], default=None)
 
 
-def attention_kernel(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the argument that makes transformers use the attention of the model's own definition; empty for its
-    default.
+def kernels(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the arguments that make transformers compute a model as its authors define it, and experts alike in every
+    batch.
 
     Scaled dot-product attention, the default, silently leaves out soft-capping (Gemma 2).
     """
-    text = config.get_text_config()
-    return {"attn_implementation": "eager"} if getattr(text, "attn_logit_softcapping", None) is not None else {}
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return {"experts_implementation": EXPERTS, **({"attn_implementation": "eager"} if capped else {})}
 
 
 def _rope_parameters(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from rlhfless_functions.artifacts.names import inside
+
 _FLOATING = {"F64", "F32", "F16", "BF16"}
 
 
@@ -21,11 +23,15 @@ def safetensors_files(folder: Path) -> list[Path]:
     """Return the files of a folder's weights: one, or the shards that its index names.
 
     Raises:
-        MismatchError: there are none.
+        MismatchError: there are none, or the index names files outside the folder.
     """
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            return [folder / inside(name) for name in shards]
+        except ValueError as error:
+            raise MismatchError(f"{index.name} names a file that is not the model's: {error}") from error
     single = folder / SAFE_WEIGHTS_NAME
     if not single.is_file():
         raise MismatchError(f"there is no {single.name}")

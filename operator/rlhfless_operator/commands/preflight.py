@@ -37,7 +37,7 @@ def preflight(
     The exit status is 1 if a problem keeps jobs from running.
     """
     if importlib.util.find_spec("kubernetes") is None:
-        fail("the Kubernetes client is not installed; pip install 'rlhfless[operator]'")
+        fail("the Kubernetes client is not installed; in the clone of rlhfless, pip install '.[operator]'")
     from kubernetes.aio.config import ConfigException
 
     from rlhfless_operator import preflight as checks

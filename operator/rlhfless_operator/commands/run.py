@@ -28,11 +28,14 @@ def run(
     The exit status is 3 if the next step would exceed spec.budget.
     """
     from rlhfless_operator.local.local_run import JobFinishedError, run_locally
+    from rlhfless_operator.records.folder import JobFolder
     from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+    from rlhfless_operator.training.journal.run_folder import claim_folder
 
     job = load_job(job_file, packages=True, settings=settings or ()).resolve_paths(job_file.parent)
     root = artifacts.join(artifacts_uri or job.spec.artifacts.uri, job.metadata.name)
     if fresh and artifacts.list_files(root):
+        claim_folder(job, JobFolder(root))
         if not yes:
             typer.confirm(f"Delete everything in {root} and start over?", abort=True)
         artifacts.remove(root)

@@ -11,5 +11,5 @@
 - `pools`, `slots` and `room`: divide the GPUs of a pool among jobs. `queueing` and `kueue`: let jobs wait in Kueue's
   queues. `nodes`: the GPUs of nodes.
 - `admission` and `slot_admission`: change new pods. `endpoints`: serve metrics, liveness and the webhooks.
-- `ownership`: guard a job's folder. `leadership`: elect the leading replica.
+- `tenancy`: keep jobs from each other. `leadership`: elect the leading replica.
 """

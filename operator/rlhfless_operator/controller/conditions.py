@@ -1,15 +1,19 @@
 """The conditions of a job: their types and reasons, and pure functions that update them.
 
 A new job has no conditions. `Accepted` comes first. `Complete` and `Failed` appear once they are true, `StepsTeach`
-once it is false. The docstring of each reason says what the reader should do.
+and `EngineAgrees` once they are false. The docstring of each reason says what the reader should do.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rlhfless_operator.formatting import clipped, printable
 from rlhfless_operator.job.resource_status import Condition, ConditionType, ResourceStatus
 from rlhfless_operator.records.status import Phase
+
+_LONGEST_MESSAGE = 8000
+"""Most characters of a message. An instance may fail with one that no resource has room for."""
 
 ACCEPTED: ConditionType = "Accepted"
 """The document is a valid job."""
@@ -23,6 +27,9 @@ PROGRESSING: ConditionType = "Progressing"
 """A driver is running the job's steps."""
 STEPS_TEACH: ConditionType = "StepsTeach"
 """The steps contain something to learn from; false after three in a row without, while the job continues."""
+ENGINE_AGREES: ConditionType = "EngineAgrees"
+"""Engine and learner compute the same log-probabilities, up to rounding; false after a step in which they do not, while
+the job continues."""
 SUSPENDED: ConditionType = "Suspended"
 """`spec.suspend` or `spec.budget` has released everything; the work so far is kept."""
 COMPLETE: ConditionType = "Complete"
@@ -79,6 +86,11 @@ class Reason(StrEnum):
     NOTHING_TO_LEARN = "NothingToLearn"
     """StepsTeach: several steps in a row contained nothing to learn from, because rewards were equal or no sample was
     in the loss. The message says which, and what to do."""
+    ENGINE_AS_LEARNER = "EngineAsLearner"
+    """EngineAgrees: in the last step, engine and learner computed the same again."""
+    ENGINE_UNLIKE_LEARNER = "EngineUnlikeLearner"
+    """EngineAgrees: engine and learner differ by more than the job's number formats explain. The message says by how
+    much, and what to do."""
     SUSPENDED = "Suspended"
     """Suspended, Progressing: `spec.suspend` is true. Set it to false to continue."""
     BUDGET_EXHAUSTED = "BudgetExhausted"
@@ -93,6 +105,9 @@ class Reason(StrEnum):
     """Failed: a stage can't be completed; the message says why."""
     UNSCORABLE = "Unscorable"
     """Failed: the rewards scored too few samples; the message says how many. `spec.limits.unscorable` is the limit."""
+    MISMATCH = "Mismatch"
+    """Failed: engine and learner differ by more than `spec.limits.mismatch`. The message says by how much, and what to
+    do."""
     FOLDER_TAKEN = "FolderTaken"
     """Failed: the job's folder holds the work of another resource, or of `rlhfless run`. Choose another name or folder,
     or adopt the work with the annotation `rlhfless.io/adopt: "true"`."""
@@ -203,8 +218,9 @@ def apply(status: ResourceStatus, transition: Transition, *, generation: int, no
         now: RFC 3339.
     """
     conditions: Sequence[Condition] = status.conditions
+    message = clipped(printable(transition.message), _LONGEST_MESSAGE)
     for kind, true, reason in transition.changes:
-        conditions = set_condition(conditions, kind, true, reason, transition.message, generation=generation, now=now)
+        conditions = set_condition(conditions, kind, true, reason, message, generation=generation, now=now)
     changed = {kind for kind, _, _ in transition.changes}
     for kind in (COMPLETE, FAILED):
         if kind not in changed and any(condition.type == kind for condition in conditions):
@@ -213,7 +229,7 @@ def apply(status: ResourceStatus, transition: Transition, *, generation: int, no
     return status.model_copy(
         update={
             "phase": transition.phase,
-            "message": transition.message,
+            "message": message,
             "reason": str(transition.reason),
             "conditions": list(conditions),
             "observed_generation": generation,
@@ -242,7 +258,7 @@ def set_condition(
         type=kind,
         status="True" if true else "False",
         reason=str(reason),
-        message=message[:32768],
+        message=clipped(printable(message), _LONGEST_MESSAGE),
         last_transition_time=before.last_transition_time if before and before.status == status else now,
         observed_generation=generation,
     )

@@ -1,6 +1,8 @@
 """The context that all supervisors of an operator share."""
 
-from dataclasses import dataclass
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlhfless_operator.controller.conditions import Tell
@@ -15,6 +17,8 @@ from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.pool_member import PoolMember
+
+_READ_AT_ONCE = 2
 
 
 class MakePlatform(Protocol):
@@ -77,3 +81,7 @@ class OperatorContext:
     pools: Pools
     """The pools of GPUs, and the jobs in them."""
     pacing: Pacing = Pacing()
+    reading: defaultdict[str, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_READ_AT_ONCE))
+    )
+    """Limits the documents of each namespace that are read at a time."""

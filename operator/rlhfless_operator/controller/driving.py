@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.prometheus import JobMeter
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_updates import StatusUpdates
+from rlhfless_operator.controller.tenancy.threads import in_time
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -24,6 +26,7 @@ from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.run import AvailableGpus, TrainingRun
 
 _logger = logging.getLogger(__name__)
@@ -86,7 +89,10 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
+    # The files that it reads, and the stores that it asks, are the job's.
+    emulation = await in_time(_emulation_of, job)
     with context.pools.joined(job, resource) as member:
+        member.emulation = emulation
         pool = context.settings.pools.get(member.pool)
         gpus = AvailableGpus(
             actors,
@@ -106,6 +112,13 @@ async def run_driver(
             await _report(folder, note)
             raise
     await _report(folder, note)
+
+
+def _emulation_of(job: RLHFJob) -> EmulationSettings | None:
+    try:
+        return emulation_of(job)
+    except artifacts.ArtifactError as error:
+        raise ValueError(f"spec.rehearsal.trace: {error}") from error
 
 
 async def _report(folder: JobFolder, note: Callable[[str], None]) -> None:

@@ -28,6 +28,10 @@ SLOTS_PATH = "/slots"
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_REVIEW = 8 * 2**20
 """Largest request. An API server accepts requests of up to 3 MB, and a review may contain an object twice."""
+_AT_ONCE = 4
+"""Questions of a peer that a webhook answers at a time."""
+_MOST_WAITING = 256
+"""Questions of a peer that wait for an answer."""
 _RENEWAL_SECONDS = 60.0
 """Seconds between checks of the certificate's files."""
 
@@ -46,12 +50,14 @@ async def serve_metrics(metrics: OperatorMetrics, port: int) -> AsyncIterator[in
 
 
 @asynccontextmanager
-async def serve_liveness(stuck: Callable[[], list[str]], port: int) -> AsyncIterator[int]:
-    """Serve `/healthz` on all addresses: 200, or 503 with the jobs that are stuck; yields the port."""
+async def serve_liveness(silent: Callable[[], list[str]], port: int) -> AsyncIterator[int]:
+    """Serve `/healthz` on all addresses, with the jobs that have been silent for long; yields the port.
+
+    The answer is 200 as long as the event loop gives any. A restart would interrupt all jobs, so no job may cause one.
+    """
 
     async def answer(request: web.Request) -> web.Response:
-        names = stuck()
-        return web.json_response({"stuck": names}, status=503 if names else 200)
+        return web.json_response({"silent": silent()})
 
     async with _serve("GET", {"/healthz": answer}, port) as bound:
         yield bound
@@ -65,6 +71,7 @@ async def serve_admission(
     slots: SlotAdmission | None = None,
     *,
     topology_keys: Sequence[str] = (),
+    clients: Path | None = None,
     renewal_seconds: float = _RENEWAL_SECONDS,
 ) -> AsyncIterator[int | None]:
     """Serve the webhooks on all addresses, by TLS; yields the port.
@@ -76,6 +83,8 @@ async def serve_admission(
         slots: gives slots to pods that use GPUs in turns.
         topology_keys: node labels with the node's location, the nearest domain first; empty leaves the placement to
             Kubernetes.
+        clients: file with the authority of the clients' certificates. Only clients with such a certificate are
+            answered; if omitted, everybody who reaches the port is.
         renewal_seconds: seconds between checks of the certificate.
 
     Raises:
@@ -85,11 +94,16 @@ async def serve_admission(
         yield None
         return
 
+    turns = PeerTurns()
+
     def answering(review: Callable[[Any], Awaitable[dict[str, Any]]]) -> _Answer:
         async def answer(request: web.Request) -> web.Response:
             try:
-                return web.json_response(await review(await request.json()))
-            except ValueError as error:
+                async with turns.of(request.remote or ""):
+                    return web.json_response(await review(await request.json()))
+            except TooManyQuestionsError as error:
+                return web.json_response({"error": str(error)}, status=429)
+            except (ValueError, RecursionError) as error:
                 # The webhook's failure policy decides what happens to the pod.
                 return web.json_response({"error": str(error)}, status=400)
 
@@ -104,6 +118,9 @@ async def serve_admission(
     try:
         files = _certificate(certificate)
         context = _context(certificate)
+        if clients is not None:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:
         raise ClusterSettingsError(
             f"{variable_of('admission_certificate')}: {certificate} has no valid certificate ({error}); "
@@ -115,6 +132,42 @@ async def serve_admission(
             yield bound
     finally:
         renewal.cancel()
+
+
+class TooManyQuestionsError(Exception):
+    """A peer asks more than it may."""
+
+
+class PeerTurns:
+    """Turns of the webhooks' peers. The API server is one of them, and waits for few questions of any other."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}
+
+    @asynccontextmanager
+    async def of(self, address: str) -> AsyncIterator[None]:
+        """Wait for a turn of a peer, and have it as long as the context lasts.
+
+        Raises:
+            TooManyQuestionsError: too many of its questions wait already.
+        """
+        peer = self._peers.setdefault(address, _Peer())
+        if peer.questions >= _MOST_WAITING:
+            raise TooManyQuestionsError(f"{peer.questions} questions of {address} wait already")
+        peer.questions += 1
+        try:
+            async with peer.turns:
+                yield
+        finally:
+            peer.questions -= 1
+            if not peer.questions:
+                self._peers.pop(address, None)
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.questions = 0
+        self.turns = asyncio.Semaphore(_AT_ONCE)
 
 
 async def _review(grace_seconds: int | None, topology_keys: Sequence[str], body: Any) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.pods.egress import addresses_of
-from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction, service
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
+from rlhfless_operator.platforms.pods.store_mounts import check_store_mounts
 from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.preflight import ClusterLook, Finding, stages_of
-from rlhfless_operator.training.requests.rehearsal import emulation_of
 
 FIELD_MANAGER = "rlhfless"
 
@@ -94,17 +94,17 @@ def functions_of(
         environment: the operator's own variables, which name the stores that the functions use too.
 
     Raises:
-        ValueError: a rehearsal's model is unknown, or does not fit on the GPU.
+        ForeignFoldersError: the job's pods would mount the folders of other namespaces.
     """
-    emulation = emulation_of(job)
-    env = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
+    env = {} if member.emulation is None else {"RLHFLESS_EMULATION": member.emulation.model_dump_json()}
     slots = slots_wanted(member, settings)
     functions: dict[Stage, StageFunction] = {}
-    for stage, merged in pods_by_stage(job.on_cluster(settings.pods).spec).items():
+    for stage, merged in pods_by_stage(job.on_cluster(settings.pods_in(member.namespace)).spec).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
         instances = job.spec.learning.instances.max if stage == "learning" else 1
         relays = stage == "generation" and job.spec.generation.weight_relays == "auto"
         functions[stage] = StageFunction(
             identity, stage, merged, root, env, connects_to, slots.get(stage), instances, relays
         )
+        check_store_mounts(service(functions[stage], settings), settings, member.namespace)
     return functions

@@ -12,13 +12,35 @@ from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.job import Supervisor
 from rlhfless_operator.controller.logs import NOTICE
 from rlhfless_operator.controller.resource import JobResource, next_action
+from rlhfless_operator.formatting import clipped, printable
 from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.job.resource_status import read_resource_status
 
 FINALIZER = "rlhfless.io/driver"
 """Delays a job's deletion until its driver has released everything."""
 STALE_SECONDS = 120.0
-"""A supervisor that is silent for longer is stuck, in seconds."""
+"""A supervisor that is silent for longer is named by the liveness endpoint, in seconds."""
+
+
+_LONGEST_EVENT = 1000
+
+
+class EventGate:
+    """Limits the events of a job: a few of each reason at once, and then one a pause."""
+
+    _AT_ONCE = 3
+    _PAUSE_SECONDS = 300.0
+
+    def __init__(self) -> None:
+        self._free_from: dict[str, float] = {}
+
+    def lets(self, reason: str, now: float) -> bool:
+        """Return whether an event of this reason is posted now; `now` is in monotonic seconds."""
+        earliest = max(self._free_from.get(reason, 0.0), now - (self._AT_ONCE - 1) * self._PAUSE_SECONDS)
+        if earliest > now:
+            return False
+        self._free_from[reason] = earliest + self._PAUSE_SECONDS
+        return True
 
 
 class Handlers:
@@ -49,8 +71,8 @@ class Handlers:
         kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_service_account)
         kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)(kopf.login_with_kubeconfig)
 
-    def stuck(self) -> list[str]:
-        """Return the jobs whose supervisors have been silent for too long."""
+    def silent(self) -> list[str]:
+        """Return the jobs whose supervisors have been silent for long."""
         now = time.monotonic()
         return [
             f"{supervisor.resource.namespace}/{supervisor.resource.name}"
@@ -60,8 +82,12 @@ class Handlers:
 
     async def _supervise(self, body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
         def post(transition: Transition) -> None:
-            kind = "Normal" if transition.good else "Warning"
-            kopf.event(body, type=kind, reason=str(transition.reason), message=transition.message[:1000])
+            if gate.lets(str(transition.reason), time.monotonic()):
+                kind = "Normal" if transition.good else "Warning"
+                message = clipped(printable(transition.message), _LONGEST_EVENT)
+                kopf.event(body, type=kind, reason=str(transition.reason), message=message)
+
+        gate = EventGate()
 
         supervisor = Supervisor(self._context, body, stopped, post)
         uid = body["metadata"]["uid"]

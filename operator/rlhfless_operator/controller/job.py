@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Transition
 from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.driving import run_driver
 from rlhfless_operator.controller.outcome import Outcome, outcome_of, pause_before_restart
-from rlhfless_operator.controller.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.queueing import within
 from rlhfless_operator.controller.resource import (
     NO_RESTART_FIELDS,
@@ -26,10 +26,12 @@ from rlhfless_operator.controller.resource import (
     expiry,
     next_action,
     resolved,
-    root_of,
 )
 from rlhfless_operator.controller.status_updates import Post, StatusUpdates
 from rlhfless_operator.controller.status_writer import ResourceGoneError, SupersededError
+from rlhfless_operator.controller.tenancy.folders import JobPlace, OutsideStoreError, place_of
+from rlhfless_operator.controller.tenancy.ownership import FolderTakenError, claim
+from rlhfless_operator.controller.tenancy.threads import Crew, LinkedFolderError, check_links, in_time
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.instance_prices import UnknownPriceError, instance_prices
 from rlhfless_operator.job.reading.validation import InvalidJobError
@@ -74,6 +76,8 @@ class Supervisor:
         resource = self.resource
         self._meter = context.metrics.job(resource.namespace, resource.name)
         self._updates = StatusUpdates(context, resource, dict(body.get("status") or {}), post)
+        self._crew: tuple[JobPlace, Crew] | None = None
+        self._read: tuple[Mapping[str, Any], RLHFJob] | None = None
         self._queued = False
         self._asked_queue = 0.0
         self.heartbeat = time.monotonic()
@@ -129,16 +133,47 @@ class Supervisor:
     async def _drive(self, writing: asyncio.Task[Exception | None]) -> None:
         resource = self.resource
         try:
-            job = resource.job()
+            job = await self._document(resource)
+            await self._drive_job(resource, job, writing)
         except InvalidJobError as invalid:
             await self._enter(conditions.failed(Reason.INVALID_SPEC, describe_faults(invalid)), resource)
-            return
-        error: BaseException | None
-        try:
-            job = resolved(job, self._context.files).on_cluster(self._context.settings.pods)
-            instance_prices(job.spec)
-            folder = JobFolder(root_of(job, self._context.artifacts))
-            if (done := await asyncio.to_thread(self._look_at_folder, folder, resource, job)) is not None:
+        except (UnknownPriceError, OutsideStoreError) as refusal:
+            field = f"spec.prices.{refusal.field}: " if isinstance(refusal, UnknownPriceError) else ""
+            await self._enter(conditions.failed(Reason.INVALID_SPEC, f"{field}{refusal}"), resource)
+        except (FolderTakenError, LinkedFolderError) as taken:
+            await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
+        except (SupersededError, ResourceGoneError):
+            raise
+        except Exception as error:
+            await self._follow(outcome_of(error), resource)
+
+    async def _document(self, resource: JobResource) -> RLHFJob:
+        """Return the job of the resource's document, which is read once."""
+        if self._read is None or self._read[0] != resource.spec:
+            async with self._context.reading[resource.namespace]:
+                job = await asyncio.to_thread(resource.job)
+            self._read = resource.spec, job
+        return self._read[1]
+
+    async def _drive_job(self, resource: JobResource, job: RLHFJob, writing: asyncio.Task[Exception | None]) -> None:
+        """Drive a job, unless there is nothing to drive.
+
+        Raises:
+            Exception: the one that ended the driver.
+        """
+        settings = self._context.settings
+        bases = self._context.artifacts, settings.further_artifacts
+        place = place_of(job.spec.artifacts.uri, resource.namespace, resource.name, *bases)
+        instance_prices(job.spec)
+        folder = JobFolder(place.root)
+        if self._crew is None or self._crew[0] != place:
+            # The same threads for each try: those that wait for a store are counted.
+            readable = artifacts.join(place.base, resource.namespace), self._context.files
+            self._crew = place, Crew(*place, readable)
+        with self._crew[1].at_work():
+            job = await in_time(resolved, job, self._context.files)
+            job = job.on_cluster(settings.pods_in(resource.namespace))
+            if (done := await in_time(self._look_at_folder, folder, resource, job)) is not None:
                 await self._enter(done, resource)
                 return
             if resource.queue is None and self._queued:
@@ -152,24 +187,12 @@ class Supervisor:
                     await self._pause(resource, self._context.pacing.queue)
                     return
                 actors = within(actors, admission)
-            error = await self._drive_while_wanted(resource, job, folder, actors, writing)
-        except UnknownPriceError as unknown:
-            await self._enter(
-                conditions.failed(Reason.INVALID_SPEC, f"spec.prices.{unknown.field}: {unknown}"), resource
-            )
-            return
-        except FolderTakenError as taken:
-            await self._enter(conditions.failed(Reason.FOLDER_TAKEN, str(taken)), resource)
-            return
-        except (SupersededError, ResourceGoneError):
-            raise
-        except Exception as unforeseen:
-            error = unforeseen
-        if error is not None:
-            await self._follow(outcome_of(error), resource)
+            if (error := await self._drive_while_wanted(resource, job, folder, actors, writing)) is not None:
+                raise error
 
     def _look_at_folder(self, folder: JobFolder, resource: JobResource, job: RLHFJob) -> Transition | None:
         """Claim the folder. Returns a transition if there is nothing to drive."""
+        check_links(folder.root)
         claim(folder, resource)
         status = read_status(folder)
         if status is None:

@@ -1,18 +1,20 @@
 """The operator: connects settings, clients, handlers, metrics and leader election."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import kopf
+from fsspec.asyn import get_loop
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -26,12 +28,16 @@ from rlhfless_operator.controller.queueing import Queues
 from rlhfless_operator.controller.resource import JOBS
 from rlhfless_operator.controller.room import Room
 from rlhfless_operator.controller.slot_admission import SlotAdmission
+from rlhfless_operator.controller.tenancy.threads import JobThreads, say_what_the_machine_lacks
+from rlhfless_operator.job.reading.elsewhere import reading_elsewhere
 from rlhfless_operator.knative import KnativeClient
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 
 _DOMAIN = "rlhfless.io"
 _THREADS = 32
-"""Threads for the artifact store, whose calls block."""
+"""Threads for calls that block and are on behalf of no job; jobs have their own."""
+_DEEPEST_CALLS = 50_000
+"""Two a level of the deepest JSON that an API server takes, 10,000 levels, and more."""
 _CONNECTIONS = 20
 """Connections to the API server."""
 _CLOSING_SECONDS = 30.0
@@ -63,14 +69,23 @@ class Operator:
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Operate until SIGTERM or SIGINT, or until `stop` is set."""
+        # One document that is nested deeper than Python's limit would end the watch of all of them.
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), _DEEPEST_CALLS))
         stop = stop or asyncio.Event()
         if threading.current_thread() is threading.main_thread():
             # PID 1 of a container ignores signals that it does not handle, also while it waits to lead.
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         identity = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "store"))
+        asyncio.get_running_loop().set_default_executor(JobThreads(_THREADS))
+        say_what_the_machine_lacks()
+        # Its thread must not be one that a job's thread has started, and that is as confined.
+        get_loop()
         metrics = OperatorMetrics()
+        with reading_elsewhere():
+            await self._run(stop, identity, metrics)
+
+    async def _run(self, stop: asyncio.Event, identity: str, metrics: OperatorMetrics) -> None:
         async with connect() as client, self.open_platforms(client, self.settings) as make_platform:
             knative = KnativeClient(client, field_manager="rlhfless", on_request=metrics.requested)
             impatient = KnativeClient(client, field_manager="rlhfless", patience=0, on_request=metrics.requested)
@@ -95,10 +110,11 @@ class Operator:
                     self.settings.admission_grace_seconds,
                     SlotAdmission(knative) if self.settings.has_slots else None,
                     topology_keys=self.settings.topology_keys,
+                    clients=Path(clients) if (clients := self.settings.admission_clients) else None,
                 ) as self.admission_port,
                 # Serve metrics last: a replica with metrics counts as ready.
                 serve_metrics(metrics, self.settings.metrics_port) as self.metrics_port,
-                serve_liveness(handlers.stuck, self.settings.liveness_port) as self.liveness_port,
+                serve_liveness(handlers.silent, self.settings.liveness_port) as self.liveness_port,
             ):
                 if self.election is None:
                     await self._operate(handlers, stop)
@@ -146,6 +162,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 async def connect() -> AsyncIterator[ApiClient]:
     """Yield a client of the cluster in KUBECONFIG, or else of the one that this process runs in."""
     configuration = Configuration()
+    # It warns of a kubeconfig that is not there, and then raises an error that says so too.
+    logging.getLogger("kubernetes.aio.config").setLevel(logging.ERROR)
     kubeconfig = os.environ.get("KUBECONFIG")
     if kubeconfig or not Path(config.incluster_config.SERVICE_TOKEN_FILENAME).exists():
         await config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]

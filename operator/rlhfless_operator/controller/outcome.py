@@ -7,9 +7,11 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.errors import StoreUnavailableError, UserError
 from rlhfless_operator.platforms.base import PlatformUnavailableError
+from rlhfless_operator.platforms.pods.store_mounts import ForeignFoldersError
 from rlhfless_operator.training.driver import DeadlineExceededError, JobChangedError
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.lease import LeaseHeldError, LeaseLostError
+from rlhfless_operator.training.stages.mismatch import MismatchError
 from rlhfless_operator.training.stages.unscorable import UnscorableError
 
 Kind = Literal["failed", "suspended", "wait", "no_services", "restart"]
@@ -47,6 +49,10 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome("failed", Reason.DEADLINE_EXCEEDED, str(error))
         case BudgetExhaustedError():
             return Outcome("suspended", Reason.BUDGET_EXHAUSTED, str(error))
+        case MismatchError():
+            return Outcome("failed", Reason.MISMATCH, str(error))
+        case ForeignFoldersError():
+            return Outcome("failed", Reason.INVALID_SPEC, str(error))
         case UnscorableError():
             return Outcome("failed", Reason.UNSCORABLE, str(error))
         case UserError() | ValueError():

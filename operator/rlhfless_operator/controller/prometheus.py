@@ -48,7 +48,7 @@ class OperatorMetrics:
             return Histogram(f"rlhfless_{name}", text, labels, buckets=buckets, registry=self.registry)
 
         self.gpu_seconds = counter(
-            "gpu_seconds_total", "Instance-seconds by the state of the instance.", *_JOB, "stage", "state"
+            "gpu_seconds_total", "GPU-seconds by the state of the instance.", *_JOB, "stage", "state"
         )
         self.cost = counter("cost_total", "What instances cost, in the job's currency.", *_JOB, "stage")
         self.steps = counter("steps_total", "Finished training steps.", *_JOB)
@@ -81,7 +81,7 @@ class OperatorMetrics:
             *_JOB, "kind",
         )  # fmt: skip
         self.reward = gauge("reward", "Mean reward of the last step.", *_JOB)
-        self.accuracy = gauge("evaluation_accuracy", "Mean reward of the last evaluation.", *_JOB)
+        self.held_out_reward = gauge("evaluation_reward", "Mean reward of the last evaluation.", *_JOB)
         self.response_tokens = gauge("response_tokens", "Response tokens in the last step.", *_JOB, "statistic")
         self.training = gauge("training", "Metrics of the learner in the last step.", *_JOB, "metric")
         self.phase = gauge("job_phase", "1 for the job's current phase, 0 for the others.", *_JOB, "phase")
@@ -136,7 +136,7 @@ class OperatorMetrics:
         return (
             *(self.gpu_seconds, self.cost, self.steps, self.job_steps, self.stage_duration, self.cold_start),
             *(self.reassignments, self.weights_read, self.actors, self.asleep, self.forecast, self.budget),
-            *(self.cost_plan, self.reward, self.accuracy, self.response_tokens, self.training, self.phase),
+            *(self.cost_plan, self.reward, self.held_out_reward, self.response_tokens, self.training, self.phase),
             *(self.last_progress, self.under_way),
         )
 
@@ -154,13 +154,14 @@ class JobMeter:
     """Response tokens of the samples so far, for each step that is not counted yet."""
     _driven: tuple[TrainingRun, StepJournal] | None = None
     _prices: Mapping[Stage, Decimal] = field(default_factory=lambda: dict.fromkeys(STAGES, Decimal(0)))
+    _gpus: Mapping[Stage, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 1))
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
 
     def attach(self, run: TrainingRun, journal: StepJournal) -> None:
         """Count what a new driver of the job finishes."""
         self._driven, self._counted_step = (run, journal), journal.status.step
-        self._prices = run.spec.instance_prices
+        self._prices, self._gpus = run.spec.instance_prices, run.spec.instance_gpus
         # Start at 0: Prometheus does not count the first value of a series as an increase.
         for stage in STAGES:
             self.metrics.stage_duration.labels(self.namespace, self.job, stage)
@@ -198,7 +199,8 @@ class JobMeter:
         total = self.ledger.running(now)
         for stage in STAGES:
             for state in CHARGED_STATES:
-                self._count(metrics.gpu_seconds, (*labels, stage, state), total.total(stage, state))
+                seconds = self._gpus[stage] * total.total(stage, state)
+                self._count(metrics.gpu_seconds, (*labels, stage, state), seconds)
             self._count(metrics.cost, (*labels, stage), float(total.cost(self._prices, stage)))
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
@@ -246,9 +248,9 @@ class JobMeter:
             metrics.training.labels(*labels, name).set(value)
         if journal.status.reward is not None:
             metrics.reward.labels(*labels).set(journal.status.reward)
-        accuracies = [record.accuracy for record in journal.records if record.accuracy is not None]
-        if accuracies:
-            metrics.accuracy.labels(*labels).set(accuracies[-1])
+        held_out = [each.held_out_reward for each in journal.records if each.held_out_reward is not None]
+        if held_out:
+            metrics.held_out_reward.labels(*labels).set(held_out[-1])
         metrics.forecast.labels(*labels).set(float(journal.status.forecast or journal.status.cost))
         if journal.status.budget_used is not None:
             metrics.budget.labels(*labels).set(journal.status.budget_used)

@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.settings.base import parse_duration
 from rlhfless_operator.controller.conditions import Reason
 from rlhfless_operator.controller.kueue import QUEUE_LABEL
 from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
-from rlhfless_operator.job.paths import is_uri
 from rlhfless_operator.job.prices import BudgetSpec
-from rlhfless_operator.job.reading.validation import InvalidJobError, parse_content
+from rlhfless_operator.job.reading.elsewhere import read_content
+from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.job.resource_status import ResourceStatus
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob, RLHFJobSpec
 from rlhfless_operator.knative import Kind, KubernetesObject
@@ -114,14 +113,14 @@ class JobResource:
         return {name: value for name, value in self.spec.items() if name not in NO_RESTART_FIELDS}
 
     def job(self) -> RLHFJob:
-        """Return the job that the resource describes.
+        """Return the job that the resource describes. Blocks while another process reads it.
 
         Raises:
             InvalidJobError: the document is invalid; it holds every fault.
         """
         metadata = {"name": self.name, "namespace": self.namespace}
         content = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(self.spec)}
-        return parse_content(content, source=f"{self.namespace}/{self.name}")
+        return read_content(content, source=f"{self.namespace}/{self.name}")
 
 
 def next_action(resource: JobResource, status: ResourceStatus) -> Action:
@@ -153,14 +152,6 @@ def expiry(resource: JobResource, status: ResourceStatus) -> datetime | None:
 def resolved(job: RLHFJob, files: str) -> RLHFJob:
     """Return a copy whose relative paths are resolved against `files`, a folder in the functions' pods."""
     return job.resolve_paths(Path(files))
-
-
-def root_of(job: RLHFJob, base: str) -> str:
-    """Return the URI of the job's folder, with the layout of `rlhfless run`; a relative path is resolved against
-    `base`."""
-    uri = job.spec.artifacts.uri
-    absolute = is_uri(uri) or Path(uri).is_absolute()
-    return artifacts.join(uri if absolute else artifacts.join(base, uri), job.metadata.name)
 
 
 def describe_faults(error: InvalidJobError) -> str:

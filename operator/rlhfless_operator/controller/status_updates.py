@@ -10,13 +10,18 @@ from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_writer import StatusWriter
 from rlhfless_operator.job.resource_status import ConditionType, DriverStatus, ResourceStatus, read_resource_status
-from rlhfless_operator.records.barren_steps import warning_now
+from rlhfless_operator.records import barren_steps, mismatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.records.status import RLHFJobStatus
 
 _MIRRORED = [name for name in RLHFJobStatus.model_fields if name not in ("phase", "message")]
 """Fields that come from the driver's status. The phase does not: the end of a driver does not end the job."""
 
+_WARNINGS = (
+    (conditions.STEPS_TEACH, barren_steps.warning_now, Reason.NOTHING_TO_LEARN, Reason.SOMETHING_TO_LEARN),
+    (conditions.ENGINE_AGREES, mismatch.warning_now, Reason.ENGINE_UNLIKE_LEARNER, Reason.ENGINE_AS_LEARNER),
+)
+"""Conditions that the last steps may make false: the warning, and the reasons for false and for true again."""
 Post = Callable[[Transition], None]
 """Posts an event for a transition."""
 
@@ -85,14 +90,15 @@ class StatusUpdates:
         self._update(conditions=found)
 
     def learnt_from(self, records: Sequence[StepRecord], *, generation: int) -> None:
-        """Set `StepsTeach` from the last finished steps. The condition is absent as long as all of them teach."""
-        kind = conditions.STEPS_TEACH
-        before = next((each for each in self.status.conditions if each.type == kind), None)
-        if warning := warning_now(records):
-            if before is None or before.message != warning:
-                self.tell(kind, False, Reason.NOTHING_TO_LEARN, warning, generation=generation)
-        elif before is not None and before.status == "False" and records:
-            self.tell(kind, True, Reason.SOMETHING_TO_LEARN, "", generation=generation)
+        """Set `StepsTeach` and `EngineAgrees` from the last finished steps. A condition is absent until it is false."""
+        for kind, warning_now, bad, good in _WARNINGS:
+            warning = warning_now(records)
+            before = next((each for each in self.status.conditions if each.type == kind), None)
+            if warning is not None:
+                if before is None or before.message != warning:
+                    self.tell(kind, False, bad, warning, generation=generation)
+            elif before is not None and before.status == "False" and records:
+                self.tell(kind, True, good, "", generation=generation)
 
     def observed(self, generation: int) -> None:
         """Record the generation that the job's driver uses."""

@@ -1,5 +1,8 @@
 """Convert a peer's configuration to a job, by a table with a row for each of its fields: pure functions."""
 
+import copy
+import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +11,7 @@ from typing import Any
 
 from rlhfless_operator.job.reading.familiar_names import our_field
 from rlhfless_operator.job.reading.fields import walk
+from rlhfless_operator.job.reading.validation import Fault, InvalidJobError, parse_content
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 
 
@@ -41,24 +45,47 @@ Outcome = Written | Unneeded | Left | None
 """The result for a field; None if its value has no effect."""
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A value that is known only when a script runs."""
+
+    text: str
+    """The value as far as it is known, for people."""
+    reason: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Theirs:
-    """A peer's configuration, with the peer's defaults for omitted fields.
+    """A peer's configuration, with the peer's defaults for omitted fields, and for values that are unknown.
 
     Args:
         given: fields of the configuration, by name.
         defaults: defaults, by name.
-        processes: number of processes that it runs with.
+        processes: number of processes that it runs with; None if nobody has said.
         name: name of its file, without the ending.
     """
 
-    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], processes: int, name: str) -> None:
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], processes: int | None, name: str) -> None:
         self.given = given
-        self.processes = processes
+        self.processes = processes or 1
+        self.processes_known = processes is not None
         self.name = name
+        self.met: dict[str, Unknown] = {}
+        """Unknown values that were asked for since the last `forget`."""
         self._defaults = defaults
 
     def __getitem__(self, name: str) -> Any:
-        return self.given[name] if name in self.given else self._defaults[name]
+        value = self.given[name] if name in self.given else self._defaults[name]
+        if isinstance(value, Unknown):
+            self.met[name] = value
+            return self._defaults.get(name)
+        return value
+
+    def forget(self) -> None:
+        """Forget which unknown values were asked for."""
+        self.met = {}
 
     def number(self, name: str) -> float:
         """Return a field as a number. YAML files of other tools may hold `1e-6`, which PyYAML reads as text.
@@ -79,7 +106,7 @@ class Theirs:
             ValueError: it is not a whole number.
         """
         number = self.number(name)
-        if number != int(number):
+        if not math.isfinite(number) or number != int(number):
             raise ValueError(f"{name} is {self[name]!r}, which is not a whole number")
         return int(number)
 
@@ -119,6 +146,8 @@ class Conversion:
     origins: dict[str, str]
     """The peer's field for each of our fields."""
     lines: list[Line]
+    lost: dict[str, str] = field(default_factory=dict)
+    """Parts of the file that are no fields, and why they were not converted."""
 
     @property
     def left(self) -> list[Line]:
@@ -127,7 +156,12 @@ class Conversion:
 
 
 def convert_rows(
-    peer: str, source: str, rows: Mapping[str, Row], given: Mapping[str, Any], processes: int = 1
+    peer: str,
+    source: str,
+    rows: Mapping[str, Row],
+    given: Mapping[str, Any],
+    processes: int | None = 1,
+    lost: Mapping[str, str] | None = None,
 ) -> Conversion:
     """Convert a configuration by its peer's table.
 
@@ -136,37 +170,107 @@ def convert_rows(
         source: name of its file.
         rows: the table.
         given: fields of the configuration; names that the table lacks are left to the user.
-        processes: number of processes that it is launched with, if its numbers are per process.
+        processes: number of processes that it is launched with, if its numbers are per process; None if nobody said.
+        lost: parts of the file that are no fields, and why they were not converted.
     """
     theirs = Theirs(given, {name: row.default for name, row in rows.items()}, processes, PurePosixPath(source).stem)
     lines = [line for name, row in rows.items() if (line := _line(name, row, theirs)) is not None]
-    unknown = Left(f"{peer} has no such field")
+    unknown = Left(f"{peer} has no such field, or rlhfless does not know it")
     lines += [Line(name, value, unknown, True) for name, value in given.items() if name not in rows]
     # A field that replaces another one's row is not reported as a part of it.
     shown = {line.theirs for line in lines if not isinstance(line.outcome, Unneeded)}
     lines = [line for line in lines if not (isinstance(line.outcome, Unneeded) and line.theirs in shown)]
-    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {}, "spec": {}}
-    origins: dict[str, str] = {}
-    for line in lines:
-        for path, value in ({} if isinstance(line.outcome, Unneeded) else line.outcome.values).items():
-            _put(document, path, value)
-            origins[path] = line.theirs if line.given else f"{peer.split()[0]}'s default"
-    document["spec"] = {name: document["spec"][name] for name in sorted(document["spec"], key=_place)}
-    return Conversion(peer, source, document, origins, lines)
+    return _settled(Conversion(peer, source, {}, {}, lines, dict(lost or {})))
 
 
 def _line(name: str, row: Row, theirs: Theirs) -> Line | None:
     named = [one for one in (name, *row.also) if one in theirs.given]
+    theirs.forget()
     try:
         outcome = row.convert(theirs[name], theirs)
-    except (ValueError, TypeError) as error:
-        outcome = Left(str(error))
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        outcome = Left(_problem(name, error))
+    if theirs.met and not isinstance(row.convert, Reason):
+        reasons = "; ".join(dict.fromkeys(unknown.reason for unknown in theirs.met.values()))
+        instead = {} if outcome is None or isinstance(outcome, Unneeded) else outcome.values
+        others = [each for each in theirs.met if each not in named]
+        about = f" ({', '.join(others)})" if others else ""
+        outcome = Left(f"{reasons}{about}{'; the value here stands in for it' if instead else ''}", instead)
     if outcome is None and name in theirs.given:
         outcome = Unneeded("its value has no effect on a job")
     if outcome is None or (isinstance(outcome, Unneeded) and name not in theirs.given):
         return None
     shown = named[0] if named else name
-    return Line(shown, theirs[shown], outcome, bool(named))
+    value = theirs.given[shown] if shown in theirs.given else theirs[shown]
+    return Line(shown, value, outcome, bool(named))
+
+
+def _problem(name: str, error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError) and str(error) else f"{name} has a value of another kind"
+
+
+# --- the document, which is valid in any case ---
+
+
+_SMALLEST = {
+    "metadata.name": "job",
+    "spec.model.source": "model",
+    "spec.data.source": "train.jsonl",
+    "spec.rewards": [{"name": "reward", "python": {"file": "reward.py", "function": "reward"}}],
+    "spec.steps": 1,
+}
+"""Values without which no job is valid."""
+
+_INSTEAD = {"spec.steps": "spec.epochs", "spec.data.source": "spec.data.sources"}
+"""Fields that take the place of one of these."""
+
+
+def _settled(conversion: Conversion) -> Conversion:
+    """Return a conversion with a valid document: values that a job can't have are left to the user."""
+    for _ in range(len(conversion.lines) + 1):
+        conversion = _with_document(conversion)
+        try:
+            parse_content(copy.deepcopy(conversion.document), conversion.source)
+        except InvalidJobError as error:
+            lines = [_left_if_faulty(line, error.faults) for line in conversion.lines]
+            if lines == conversion.lines:
+                raise
+            conversion = dataclasses.replace(conversion, lines=lines)
+        else:
+            return conversion
+    raise AssertionError("each round leaves a value out")
+
+
+def _left_if_faulty(line: Line, faults: list[Fault]) -> Line:
+    if isinstance(line.outcome, Unneeded):
+        return line
+    values = dict(line.outcome.values)
+    reasons = [line.outcome.reason] if isinstance(line.outcome, Left) else []
+    for fault in faults:
+        path = re.sub(r"\[.*", "", fault.path)
+        for name in [name for name in values if f"{path}.".startswith(f"{name}.") or name.startswith(f"{path}.")]:
+            if len(faults) > 1 and fault.message.startswith("is missing"):
+                continue
+            del values[name]
+            reasons.append(f"{fault.path}: {fault.message}; {fault.remedy}")
+    if values == line.outcome.values:
+        return line
+    return dataclasses.replace(line, outcome=Left("; ".join(reasons), values))
+
+
+def _with_document(conversion: Conversion) -> Conversion:
+    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {}, "spec": {}}
+    origins: dict[str, str] = {}
+    for line in conversion.lines:
+        for path, value in ({} if isinstance(line.outcome, Unneeded) else line.outcome.values).items():
+            _put(document, path, value)
+            origins[path] = line.theirs if line.given else f"{conversion.peer.split()[0]}'s default"
+    for path, value in _SMALLEST.items():
+        if path not in origins and _INSTEAD.get(path) not in origins:
+            _put(document, path, value)
+            origins[path] = "to be written by you"
+    document["spec"] = {name: document["spec"][name] for name in sorted(document["spec"], key=_place)}
+    return dataclasses.replace(conversion, document=document, origins=origins)
 
 
 _ORDER = ("model", "data", "rewards", "algorithm", "sampling", "batch", "optimizer", "steps", "epochs", "seed")
@@ -231,9 +335,21 @@ def one_of(
     return convert
 
 
-def unneeded(reason: str) -> Callable[[Any, Theirs], Outcome]:
+@dataclass(frozen=True)
+class Reason:
+    """The conversion of a field that is never written by its own row."""
+
+    reason: str
+    part: bool
+    """Whether another row reads it; otherwise it has no effect on a job, at any value."""
+
+    def __call__(self, value: Any, theirs: Theirs) -> Outcome:
+        return Unneeded(f"part of {self.reason}" if self.part else self.reason)
+
+
+def unneeded(reason: str) -> Reason:
     """Report a field as one without effect on a job, at any value."""
-    return lambda value, theirs: Unneeded(reason)
+    return Reason(reason, part=False)
 
 
 def without(reason: str, *harmless: Any) -> Callable[[Any, Theirs], Outcome]:
@@ -241,9 +357,9 @@ def without(reason: str, *harmless: Any) -> Callable[[Any, Theirs], Outcome]:
     return lambda value, theirs: None if value is None or value in harmless else Left(reason)
 
 
-def part_of(ours: str) -> Callable[[Any, Theirs], Outcome]:
+def part_of(ours: str) -> Reason:
     """Report a field as a part of another row, which reads it."""
-    return lambda value, theirs: Unneeded(f"part of {ours}")
+    return Reason(ours, part=True)
 
 
 def job_name(text: str) -> str:

@@ -24,20 +24,23 @@ from rlhfless_operator.convert.conversion import (
 from rlhfless_operator.convert.trl_others import OTHERS
 
 
-def convert_trl(given: Mapping[str, Any], source: str, processes: int = 1) -> Conversion:
+def convert_trl(
+    given: Mapping[str, Any], source: str, processes: int | None = 1, lost: Mapping[str, str] | None = None
+) -> Conversion:
     """Convert TRL's configuration to a job.
 
     Args:
         given: its fields.
         source: name of its file.
-        processes: number of processes that it is launched with (`accelerate launch --num_processes`); `num_processes`
-            in the configuration overrides it.
+        processes: number of processes that it is launched with (`accelerate launch --num_processes`), None if nobody
+            has said; `num_processes` in the configuration overrides it.
+        lost: parts of the file that are no fields, and why they were not converted.
     """
     named = given.get("num_processes")
-    launched = named if isinstance(named, int) else processes
-    return convert_rows(
-        f"TRL 1.16 with {launched} process{'es' if launched > 1 else ''}", source, ROWS, given, launched
-    )
+    launched = named if isinstance(named, int) and named > 0 else processes
+    number = launched or 1
+    peer = f"TRL 1.16 with {number} process{'es' if number > 1 else ''}"
+    return convert_rows(peer, source, ROWS, given, launched, lost)
 
 
 ROWS: dict[str, Row] = {
@@ -60,15 +63,22 @@ ROWS: dict[str, Row] = {
     "lora_target_modules": Row(None, meanings.lora_targets),
     "gradient_checkpointing": Row(True, to("learning.gradientCheckpointing")),
     # data and rewards
-    "dataset_name": Row(None, meanings.dataset),
-    "dataset_config": Row(None, part_of("data.source")),
-    "dataset_train_split": Row("train", part_of("data.source")),
-    "dataset_test_split": Row("test", part_of("evaluation.data.source")),
-    **renamed({"shuffle_dataset": True}),
+    "dataset_name": Row(None, meanings.dataset, also=meanings.MIXTURES),
+    **{name: Row(None, part_of("data.sources")) for name in meanings.MIXTURES},
+    "test_split_size": Row(None, without("write the rows that are held out into a file of their own")),
+    "dataset_config": Row(None, part_of("data.subset")),
+    "dataset_train_split": Row("train", part_of("data.split")),
+    "dataset_test_split": Row("test", part_of("evaluation.data.split")),
+    "eval_dataset": Row(None, part_of("evaluation.data, if eval_strategy asks for an evaluation")),
+    **renamed({"shuffle_dataset": True, "chat_template_kwargs": None}),
     "max_prompt_length": Row(None, meanings.longest_prompt, also=("vllm_max_model_length",)),
     "reward_funcs": Row(None, meanings.rewards, also=("reward_model_name_or_path",)),
     "reward_model_name_or_path": Row(None, part_of("rewards")),
     "reward_weights": Row(None, part_of("rewards")),
+    # what scripts around TRL have, such as open-r1's
+    "system_prompt": Row(None, to("data.systemPrompt")),
+    "dataset_prompt_column": Row(None, to("data.promptColumn")),
+    "chat_template": Row(None, to("model.chatTemplate")),
     # algorithm
     "loss_type": Row("dapo", algorithm.loss),
     "scale_rewards": Row("group", algorithm.scaling, also=("multi_objective_aggregation",)),
@@ -124,7 +134,9 @@ ROWS: dict[str, Row] = {
     "load_best_model_at_end": Row(
         False, lambda value, theirs: to("checkpoints.best")(value, theirs) if value else None
     ),
-    "report_to": Row("none", lambda value, theirs: trackers(value, theirs["project"], "none")),
+    "report_to": Row(
+        "none", lambda value, theirs: trackers(value, theirs["wandb_project"] or theirs["project"], "none")
+    ),
     **OTHERS,
 }
 """Rows of all fields, each with its default and its conversion."""

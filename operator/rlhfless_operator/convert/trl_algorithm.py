@@ -30,8 +30,7 @@ def loss(value: Any, theirs: Theirs) -> Outcome:
 
 def scaling(value: Any, theirs: Theirs) -> Outcome:
     if theirs["multi_objective_aggregation"] == "normalize_then_sum":
-        note = "TRL whitens over samples, here advantages are whitened over tokens"
-        return Written({"spec.algorithm.advantageNormalization": "group_per_reward"}, note)
+        return Written({"spec.algorithm.advantageNormalization": "group_per_reward"})
     if value not in SCALINGS:
         return Left(f"{value} is no scale; rewards are scaled by group, batch or not at all")
     written = {"spec.algorithm.advantageNormalization": SCALINGS[value]}

@@ -1,9 +1,11 @@
 """Conversions of TRL's fields of GRPO that differ in more than the name. Each function belongs to a row of `trl.py`."""
 
+import dataclasses
 from pathlib import PurePosixPath
 from typing import Any
 
 from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, job_name, share
+from rlhfless_operator.convert.datasets import entries_to, fields_of, is_file, source_of
 from rlhfless_operator.job.reading.familiar_values import round_up
 
 # --- how large a step is ---
@@ -44,8 +46,11 @@ def prompts(value: Any, theirs: Theirs) -> Outcome:
     parts = f"{value} × {theirs.whole('gradient_accumulation_steps')} accumulated × {theirs.processes} of processes"
     if _generated_samples(theirs) != _update_samples(theirs):
         parts = "the generation's"
+    values = {"spec.batch.promptsPerStep": prompts}
+    if not theirs.processes_known and theirs["generation_batch_size"] is None:
+        return Left("how many processes it runs with is not known, 1 is counted: convert with --processes", values)
     return Written(
-        {"spec.batch.promptsPerStep": prompts},
+        values,
         f"{samples} samples a step ({parts}) / {group} of a prompt; memory is bounded by batch.microbatchTokens",
     )
 
@@ -168,9 +173,14 @@ def rewards(value: Any, theirs: Theirs) -> Outcome:
             {"spec.rewards": [placeholder]},
         )
     values: dict[str, Any] = {"spec.rewards": terms}
-    if "accuracy_reward" in functions:
+    if _wants_solution(theirs):
         values["spec.data.groundTruthColumn"] = "solution"
     return Left("; ".join(notes), values) if notes else Written(values)
+
+
+def _wants_solution(theirs: Theirs) -> bool:
+    functions = theirs["reward_funcs"]
+    return bool({"accuracy_reward", "accuracy"} & set([functions] if isinstance(functions, str) else functions or []))
 
 
 def _reward(function: str, theirs: Theirs) -> tuple[dict[str, Any], str]:
@@ -184,39 +194,65 @@ def _reward(function: str, theirs: Theirs) -> tuple[dict[str, Any], str]:
         term = {"name": "length", "length": {"bufferTokens": min(256, longest - 1)}}
         moved = f"TRL's slope is from 1024 to 1280 tokens, here it ends at the longest response, {longest}"
         return term, "" if longest == 1280 else moved
+    if function in _OPEN_R1:
+        term, what = _OPEN_R1[function]
+        return {
+            "name": function.replace("_", "-"),
+            **term,
+        }, f"{function} is a name of its script; as in open-r1 it is {what}"
     module, dot, name = function.rpartition(".")
-    if not dot:
+    note = ""
+    if not dot and function in _OF_TRL:
         module, name = "trl_rewards", function
         note = f"{function} is TRL's own: write `from trl.rewards import {function}` into trl_rewards.py"
-    else:
-        note = ""
+    elif not dot:
+        module, name = "rewards", function
+        note = f"its script has {function}: put that function into rewards.py"
+    elif module == theirs.name:
+        note = f"{name} is in the script itself: move it into a file that trains nothing when it is imported"
     file = f"{module.replace('.', '/')}.py"
     return {"name": job_name(name), "python": {"file": file, "function": name, "style": "trl"}}, note
 
 
-def _is_file(name: str) -> bool:
-    return "://" in name or name.startswith((".", "/", "~")) or name.endswith((".jsonl", ".json", ".parquet"))
+_OF_TRL = ("reasoning_accuracy_reward", "get_cosine_scaled_reward", "get_repetition_penalty_reward")
+"""Rewards of TRL that are no kinds of their own here."""
+
+_OPEN_R1: dict[str, tuple[dict[str, Any], str]] = {
+    "accuracy": ({"math": {}}, "the mathematical equality with the column solution"),
+    "format": (
+        {"format": {"pattern": "<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>"}},
+        "thoughts and an answer in tags",
+    ),
+}
+"""Names of open-r1's registry of rewards, our term, and a word for it."""
+
+
+MIXTURES = ("datasets", "dataset_mixture")
+"""Fields with several datasets, which come before the name of one: TRL's and open-r1's."""
 
 
 def dataset(value: Any, theirs: Theirs) -> Outcome:
+    """Convert the data: a name, or a mixture."""
+    entries = _mixture(theirs)
+    if entries is not None:
+        outcome = entries_to("spec.data", entries)
+        mixture = theirs["dataset_mixture"]
+        if not isinstance(mixture, dict) or mixture.get("test_split_size") is None:
+            return outcome
+        reasons = [outcome.reason] if isinstance(outcome, Left) else []
+        held = "test_split_size: write the rows that are held out into a file of their own"
+        return Left("; ".join([*reasons, held]), outcome.values)
     if value is None:
         return Left("no dataset is named: write the file of your prompts", {"spec.data.source": "train.jsonl"})
-    if _is_file(str(value)):
-        return Written({"spec.data.source": str(value)}, "relative to the job file")
-    split = str(theirs["dataset_train_split"])
-    return Left(_download(theirs, split), {"spec.data.source": _downloaded(value, split)})
+    source = source_of(value, theirs["dataset_config"], theirs["dataset_train_split"])
+    return Written(fields_of("spec.data", [source]), "relative to the job file" if is_file(str(value)) else "")
 
 
-def _downloaded(name: Any, split: str) -> str:
-    return f"{PurePosixPath(str(name)).name}-{split}.jsonl"
-
-
-def _download(theirs: Theirs, split: str) -> str:
-    name, part = theirs["dataset_name"], theirs["dataset_config"]
-    arguments = ", ".join(repr(str(word)) for word in (name, part) if word is not None)
-    file = _downloaded(name, split)
-    command = f"from datasets import load_dataset as d; d({arguments}, split={split!r}).to_json({file!r})"
-    return f'data are files here: python -c "{command}"'
+def _mixture(theirs: Theirs) -> list[Any] | None:
+    """Return the entries of a mixture, if there is one."""
+    mixture = theirs["datasets"] or theirs["dataset_mixture"]
+    entries = mixture.get("datasets") if isinstance(mixture, dict) else mixture
+    return list(entries) if entries else None
 
 
 def longest_prompt(value: Any, theirs: Theirs) -> Outcome:
@@ -229,17 +265,29 @@ def longest_prompt(value: Any, theirs: Theirs) -> Outcome:
 
 
 def evaluation(value: Any, theirs: Theirs) -> Outcome:
-    if value == "no":
+    """Convert the evaluation, on another split of the data or on data of its own."""
+    if value in ("no", False, None):
         return None
-    name, split = theirs["dataset_name"], str(theirs["dataset_test_split"])
-    if name is None or _is_file(str(name)):
+    name, own = theirs["dataset_name"], theirs["eval_dataset"]
+    if own is None and (name is None or is_file(str(name)) or _mixture(theirs) is not None):
         return Left("write evaluation: {data: {source: FILE}} with prompts that are not trained on")
-    samples = theirs["num_generations_eval"] or theirs["num_generations"]
-    values = {"spec.evaluation.data.source": _downloaded(name, split), "spec.evaluation.samplesPerPrompt": samples}
+    outcome = entries_to(
+        "spec.evaluation.data",
+        own or [{"path": name, "name": theirs["dataset_config"], "split": theirs["dataset_test_split"]}],
+    )
+    more: dict[str, Any] = {
+        "longPrompts": "fail" if theirs["max_prompt_length"] is None else "drop",
+        "promptColumn": theirs["dataset_prompt_column"],
+        "systemPrompt": theirs["system_prompt"],
+        "chatTemplateKwargs": theirs["chat_template_kwargs"],
+        "groundTruthColumn": "solution" if _wants_solution(theirs) else None,
+    }
+    values = {f"spec.evaluation.data.{field}": each for field, each in more.items() if each is not None}
+    values["spec.evaluation.samplesPerPrompt"] = theirs["num_generations_eval"] or theirs["num_generations"]
     if value == "steps" and theirs["eval_steps"]:
         every = max(1, round(float(theirs["eval_steps"]) / _updates(theirs)))
         values["spec.evaluation.everySteps"] = every
-    return Left(_download(theirs, split), values)
+    return dataclasses.replace(outcome, values={**outcome.values, **values})
 
 
 # --- the job ---

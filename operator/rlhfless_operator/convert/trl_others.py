@@ -65,6 +65,32 @@ OTHERS: dict[str, Row] = dict(
         *_rows("trackio_space_id trackio_bucket_id trackio_static_space_id", "see spec.tracking for what there is"),
         *((name, Row(None, part_of("evaluation"))) for name in ("num_generations_eval", "eval_steps")),
         ("project", Row("huggingface", part_of("tracking.wandb"))),
+        ("wandb_project", Row(None, part_of("tracking.wandb"))),
+        *_rows("wandb_entity wandb_run_group", "see tracking.wandb, and wandb's own variables"),
+        *_rows(
+            "overwrite_output_dir overwrite_hub_revision push_to_hub_revision hub_model_revision",
+            "the model is left in the job's folder, model/",
+        ),
+        *_lacking({"benchmarks": None, "callbacks": None}, "its script has it, and a job does not"),
+        *_lacking(
+            {
+                "cosine_min_value_wrong": 0.0,
+                "cosine_max_value_wrong": -0.5,
+                "cosine_min_value_correct": 0.5,
+                "cosine_max_value_correct": 1.0,
+                "cosine_max_len": 1000,
+                "repetition_n_grams": 3,
+                "repetition_max_penalty": -1.0,
+                "max_completion_len": 16384,
+                "soft_punish_cache": 4096,
+                "code_language": "python",
+                "code_eval_test_batch_size": 1,
+                "code_eval_scoring_mode": "weighted_sum",
+                "parallel_code_exec_per_proc": 2,
+                "code_provider": "e2b",
+            },
+            "it is an argument of a reward of its script: write it into that function",
+        ),
         *(
             (name, Row(default, part_of("algorithm.importanceSampling")))
             for name, default in {
@@ -106,7 +132,6 @@ OTHERS: dict[str, Row] = dict(
         *_lacking({"disable_dropout": False}, "policies are trained without dropout"),
         *_lacking({"router_aux_loss_coef": None}, "the routers of experts get no loss of their own"),
         *_lacking({"cast_lm_head_to_fp32": False}, "logits are float32, the output layer is as the model's dtype"),
-        *_lacking({"chat_template_kwargs": None}, "give a template that needs none, in model.chatTemplate"),
         *_lacking({"max_tool_calling_iterations": None}, "there are no tools"),
         *_lacking({"trust_remote_code": False}, "models with code of their own are refused"),
         *_lacking({"torch_compile": False}, "set learning.compile; the update is the same up to rounding"),
@@ -133,7 +158,6 @@ OTHERS: dict[str, Row] = dict(
             "the model is left in the job's folder, model/",
         ),
         *_lacking({"metric_for_best_model": None, "greater_is_better": None}, "the best have the highest reward"),
-        *_lacking({"datasets": None, "test_split_size": None}, "mixtures are not converted: write one file of prompts"),
     ]
 )
 """Rows by the name of the field."""

@@ -3,164 +3,38 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, one_of, to, trackers
-from rlhfless_operator.job.reading.familiar_names import our_choice
+from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, one_of, trackers
+from rlhfless_operator.convert.datasets import fields_of, files_of, source_of
+from rlhfless_operator.convert.verl_algorithm import ACTOR
 from rlhfless_operator.job.reading.familiar_values import round_up
 
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "model"))
 OPTIMIZER = f"{ACTOR}.optim"
 
-# --- algorithm ---
+SCHEDULES = tuple(f"{OPTIMIZER}.{name}" for name in ("warmup_style", "lr_decay_style"))
+"""Other names of the schedule: older, and Megatron's."""
 
+LOWEST = tuple(f"{OPTIMIZER}.{name}" for name in ("min_lr", "lr_min"))
+"""The lowest learning rate as Megatron's and VeOmni's trainers have it."""
 
-_ESTIMATORS = {
-    "gae": ("ppo", "gae"),
-    "grpo": ("grpo", "group"),
-    "grpo_vectorized": ("grpo", "group"),
-    "rloo": ("grpo", "leave_one_out"),
-    "rloo_vectorized": ("grpo", "leave_one_out"),
-    "reinforce_plus_plus": ("reinforce_plus_plus", "discounted"),
-}
-"""Our name of the algorithm, all of whose other defaults are overridden, and our advantage."""
-
-
-def advantage(value: Any, theirs: Theirs) -> Outcome:
-    if value not in _ESTIMATORS:
-        return Left(
-            f"{value} is no advantage here; the group's mean is written instead",
-            {"spec.algorithm.name": "grpo", "spec.algorithm.advantage": "group"},
+CRITIC = {
+    "model.path": (f"{MODEL}.path", "model"),
+    "model.lora_rank": (f"{MODEL}.lora_rank", "adapters"),
+    "ppo_mini_batch_size": (f"{ACTOR}.ppo_mini_batch_size", "minibatches"),
+    "ppo_epochs": (f"{ACTOR}.ppo_epochs", "passes"),
+    "loss_agg_mode": (f"{ACTOR}.loss_agg_mode", "mean"),
+    "loss_scale_factor": (f"{ACTOR}.loss_scale_factor", "mean"),
+    "grad_clip": (f"{ACTOR}.grad_clip", "bound of gradients"),
+    **{
+        f"optim.{name}": (f"{OPTIMIZER}.{name}", "optimizer and schedule")
+        for name in (
+            "optimizer", "name", "eps", "betas", "weight_decay", "clip_grad", "lr_warmup_steps",
+            "lr_warmup_steps_ratio", "min_lr_ratio", "min_lr", "lr_min", "lr_scheduler_type", "lr_decay_style",
+            "warmup_style",
         )
-    name, advantage = _ESTIMATORS[value]
-    normalization = {"gae": "batch", "discounted": "batch", "leave_one_out": "none"}.get(
-        advantage, "group" if theirs["algorithm.norm_adv_by_std_in_grpo"] else "none"
-    )
-    return Written(
-        {
-            "spec.algorithm.name": name,
-            "spec.algorithm.advantage": advantage,
-            "spec.algorithm.advantageNormalization": normalization,
-        }
-    )
-
-
-def of_gae(ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """Convert a field that only matters with a critic."""
-
-    def convert(value: Any, theirs: Theirs) -> Outcome:
-        if theirs["algorithm.adv_estimator"] != "gae" or value is None:
-            return None
-        return to(ours)(value, theirs)
-
-    return convert
-
-
-def gamma(value: Any, theirs: Theirs) -> Outcome:
-    if theirs["algorithm.adv_estimator"] not in ("gae", "reinforce_plus_plus"):
-        return None
-    return Written({"spec.algorithm.gamma": float(value)})
-
-
-def loss_mode(value: Any, theirs: Theirs) -> Outcome:
-    modes = {"vanilla": ("token", "ppo"), "gspo": ("sequence", "ppo"), "cispo": ("token", "cispo")}
-    level, clip = modes.get(value, modes["vanilla"])
-    values = {"spec.algorithm.ratioLevel": level, "spec.algorithm.clip": clip}
-    return Written(values) if value in modes else Left(f"{value} is no loss here; PPO's clipping is written", values)
-
-
-def clip(field: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
-    """Convert one side's bound. verl uses clip_ratio for it only if that side's own field is null."""
-
-    def convert(value: Any, theirs: Theirs) -> Outcome:
-        name = f"{ACTOR}.{field}"
-        inherited = value is None or (name not in theirs.given and f"{ACTOR}.clip_ratio" in theirs.given)
-        note = f"verl reads clip_ratio only where {field} is null; its default is 0.2"
-        if inherited and value is not None:
-            return Written({f"spec.algorithm.{ours}": float(value)}, note)
-        return Written({f"spec.algorithm.{ours}": theirs.number(f"{ACTOR}.clip_ratio") if inherited else float(value)})
-
-    return convert
-
-
-def dual_clip(value: Any, theirs: Theirs) -> Outcome:
-    if value is None or theirs[f"{ACTOR}.policy_loss.loss_mode"] != "vanilla":
-        return None
-    return Written({"spec.algorithm.dualClip": float(value)})
-
-
-def aggregation(value: Any, theirs: Theirs) -> Outcome:
-    if value in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"):
-        return Written({"spec.algorithm.aggregation": value})
-    summed = our_choice(str(value), ("seq-mean-token-sum-norm",))
-    instead = summed or "token-mean"
-    divided = " (its gradient is divided by the longest response as well)" if summed else ""
-    return Left(f"{value} is not there; {instead} is written instead{divided}", {"spec.algorithm.aggregation": instead})
-
-
-def kl(value: Any, theirs: Theirs) -> Outcome:
-    """Convert verl's two placements of the penalty. Both at once are left to the user."""
-    in_loss, in_reward = theirs[f"{ACTOR}.use_kl_loss"], theirs["algorithm.use_kl_in_reward"]
-    if not in_loss and not in_reward:
-        return Written({"spec.algorithm.kl.coefficient": 0.0})
-    kind = str(theirs[f"{ACTOR}.kl_loss_type" if in_loss else "algorithm.kl_penalty"])
-    coefficient = theirs.number(f"{ACTOR}.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef")
-    estimator = our_choice(kind.removesuffix("+"), ("k1", "k2", "k3"))
-    allowed = estimator is not None and in_loss != (estimator == "k1")
-    values: dict[str, Any] = {
-        "spec.algorithm.kl.coefficient": coefficient,
-        "spec.algorithm.kl.placement": "loss" if in_loss else "reward",
-        "spec.algorithm.kl.estimator": estimator if allowed else "k2" if in_loss else "k1",
-    }
-    if in_loss and in_reward:
-        return Left("the penalty is in the loss or in the reward; it is written into the loss", values)
-    if not allowed:
-        why = "has a gradient of mean zero in the loss" if in_loss else "has another gradient than the KL in the reward"
-        why = why if estimator is not None else "is no estimator here"
-        return Left(f"{kind} {why}; {values['spec.algorithm.kl.estimator']} is written instead", values)
-    return Written(values)
-
-
-def rounds(value: Any, theirs: Theirs) -> Outcome:
-    if not value:
-        return Written({"spec.algorithm.dynamicSamplingRounds": 0})
-    batches = theirs.whole("algorithm.filter_groups.max_num_gen_batches")
-    rounds = min(16, batches - 1) if batches > 0 else 16
-    note = f"{batches} generations at most, the first included" if batches > 0 else "verl has no bound; here it is 16"
-    return Written({"spec.algorithm.dynamicSamplingRounds": rounds}, note)
-
-
-def correction(value: Any, theirs: Theirs) -> Outcome:
-    """Convert the correction: verl truncates at one bound, and masks outside two bounds, written as `low_high`."""
-    if value is None:
-        none = {"spec.algorithm.importanceSampling.mode": "none"}
-        return Written(none, "verl corrects nothing unless it is told to")
-    *low, high = str(theirs["algorithm.rollout_correction.rollout_is_threshold"]).split("_")
-    settings: dict[str, Any] = {"mode": "mask" if low else "truncate", "level": "token", "high": float(high)}
-    if low:
-        settings["low"] = float(low[0])
-    if value == "sequence":
-        settings["level"] = "sequence_product"
-    written = {f"spec.algorithm.importanceSampling.{name}": each for name, each in settings.items()}
-    if value not in ("token", "sequence"):
-        return Left(f"{value} is no level; tokens are corrected by themselves", written)
-    return Written(written)
-
-
-def rejection(value: Any, theirs: Theirs) -> Outcome:
-    """Convert the bounds of the inverse ratio: `low_high`, or `high` with 1 / high as the lower bound."""
-    if value is None:
-        return None
-    levels = {"token_k1": "token", "seq_sum_k1": "sequence_product", "seq_mean_k1": "geometric_mean"}
-    if value not in levels:
-        return Left(f"{value} is no rejection here: {', '.join(levels)} are", {})
-    *low, high = str(theirs["algorithm.rollout_correction.rollout_rs_threshold"]).split("_")
-    bounds = float(low[0]) if low else 1 / float(high), float(high)
-    settings = {"level": levels[value], "low": 1 / bounds[1], "high": 1 / bounds[0]}
-    path = "spec.algorithm.importanceSampling.rejection"
-    return Written(
-        {f"{path}.{name}": each for name, each in settings.items()},
-        "verl bounds the inverse ratio; what is rejected counts in the mean here, and does not there",
-    )
-
+    },
+}  # fmt: skip
+"""Fields of the critic, the field of the actor whose value they have here, and a word for it."""
 
 # --- rewards and data ---
 
@@ -188,47 +62,68 @@ def rewards(value: Any, theirs: Theirs) -> Outcome:
             "verl chooses its scorer by the column data_source: write `from verl.utils.reward_score import"
             " default_compute_score as compute_score` into reward.py, or name a reward such as math: {}"
         )
-    buffer = _overlong(theirs)
+    buffer, differs = _overlong(theirs)
     if buffer is not None:
         terms.append(buffer)
+        left = "; ".join(each for each in (left, differs) if each)
     return Left(left, {"spec.rewards": terms}) if left else Written({"spec.rewards": terms})
 
 
-def _overlong(theirs: Theirs) -> dict[str, Any] | None:
-    for place in ("reward.reward_kwargs.overlong_buffer_cfg", "reward_model.overlong_buffer"):
-        if theirs[f"{place}.enable"]:
-            term: dict[str, Any] = {"name": "length", "length": {"bufferTokens": theirs.whole(f"{place}.len")}}
-            factor = theirs.number(f"{place}.penalty_factor")
-            return term | ({"weight": factor} if factor != 1 else {})
-    return None
+OVERLONG = (
+    "reward.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward_model.overlong_buffer",
+    "reward.overlong_buffer",
+)
+"""Sections of the over-long punishment, in the order in which they count."""
+
+LONGEST = tuple(f"{place}.reward_kwargs.max_resp_len" for place in ("reward", "reward_model"))
+"""Names of the length at which the punishment ends."""
+
+
+def _overlong(theirs: Theirs) -> tuple[dict[str, Any] | None, str]:
+    """Return the term of the over-long punishment, if there is one, and what differs in it."""
+    place = next((place for place in OVERLONG if theirs[f"{place}.enable"]), None)
+    if place is None:
+        return None, ""
+    term: dict[str, Any] = {"name": "length", "length": {"bufferTokens": theirs.whole(f"{place}.len")}}
+    factor = theirs.number(f"{place}.penalty_factor")
+    managers = {theirs["reward.reward_manager.name"], theirs["reward_model.reward_manager"]}
+    longest = next((theirs[name] for name in LONGEST if theirs[name] is not None), None)
+    notes = []
+    if "dapo" not in managers:
+        notes.append("verl punishes long responses with the reward manager dapo only: remove the length term otherwise")
+    if longest is not None and float(longest) != theirs.number("data.max_response_length"):
+        notes.append(f"verl's slope ends at {longest} tokens, here at the longest response")
+    return term | ({"weight": factor} if factor != 1 else {}), "; ".join(notes)
 
 
 def files(value: Any, theirs: Theirs) -> Outcome:
-    if value is None:
+    if not value:
         return Left("no dataset is named: write the file of your prompts", {"spec.data.source": "train.parquet"})
-    files = list(value) if isinstance(value, list) else [value]
-    if len(files) > 1:
-        return Left(
-            f"it has {len(files)} files, and data.source is one: join them", {"spec.data.source": str(files[0])}
-        )
-    return Written({"spec.data.source": str(files[0])})
+    return Written(fields_of("spec.data", [source_of(name) for name in files_of(value)]))
 
 
 def evaluation(value: Any, theirs: Theirs) -> Outcome:
-    if value is None:
+    """Convert the evaluation with its sampling, which takes the likeliest tokens by default."""
+    if not value:
         return None
-    files = list(value) if isinstance(value, list) else [value]
     kwargs = f"{ROLLOUT}.val_kwargs"
+    temperature, samples = theirs.number(f"{kwargs}.temperature"), theirs.whole(f"{kwargs}.n")
     values: dict[str, Any] = {
-        "spec.evaluation.data.source": str(files[0]),
-        "spec.evaluation.samplesPerPrompt": theirs.whole(f"{kwargs}.n"),
+        **fields_of("spec.evaluation.data", [source_of(name) for name in files_of(value)]),
+        "spec.evaluation.data.promptColumn": str(theirs["data.prompt_key"]),
+        "spec.evaluation.data.longPrompts": "drop" if theirs["data.filter_overlong_prompts"] else "fail",
+        "spec.evaluation.samplesPerPrompt": samples if temperature else 1,
+        "spec.evaluation.sampling.temperature": temperature,
     }
     if theirs.whole("trainer.test_freq") > 0:
         values["spec.evaluation.everySteps"] = theirs.whole("trainer.test_freq")
-    if len(files) > 1:
-        return Left(f"it has {len(files)} files, and evaluation.data.source is one: join them", values)
-    greedy = "" if theirs[f"{kwargs}.do_sample"] else "verl takes the likeliest tokens, here they are sampled"
-    return Written(values, greedy)
+    if temperature and not theirs[f"{kwargs}.do_sample"]:
+        older = f"older releases of verl take the likeliest tokens without do_sample; {temperature:g} is written"
+        return Left(older, values)
+    note = "verl takes the likeliest tokens" if not temperature else ""
+    return Written(values, f"{note}, {samples} times the same" if note and samples > 1 else note)
 
 
 def long_prompts(value: Any, theirs: Theirs) -> Outcome:
@@ -279,13 +174,27 @@ def warmup(value: Any, theirs: Theirs) -> Outcome:
 
 
 def schedule(value: Any, theirs: Theirs) -> Outcome:
-    chosen = theirs[f"{OPTIMIZER}.warmup_style"] or value
+    chosen = theirs[f"{OPTIMIZER}.warmup_style"] or theirs[f"{OPTIMIZER}.lr_decay_style"] or value
     return one_of(
         "optimizer.schedule",
-        {"constant": "constant", "cosine": "cosine"},
-        "verl's are constant and cosine",
+        {"constant": "constant", "cosine": "cosine", "linear": "linear"},
+        "schedules are constant, linear and cosine",
         "constant",
     )(chosen, theirs)
+
+
+def final_ratio(value: Any, theirs: Theirs) -> Outcome:
+    """Convert the lowest learning rate, of which FSDP's trainer has the share, and others the rate itself."""
+    lowest = theirs[f"{OPTIMIZER}.min_lr"] or theirs[f"{OPTIMIZER}.lr_min"]
+    if lowest:
+        ratio = float(lowest) / theirs.number(f"{OPTIMIZER}.lr")
+        return Written({"spec.optimizer.finalRatio": ratio}, f"{float(lowest):g} / the learning rate")
+    return None if value is None else Written({"spec.optimizer.finalRatio": float(value)})
+
+
+def weight_decay(value: Any, theirs: Theirs) -> Outcome:
+    note = "verl applies it to norms and biases, too" if float(value) else ""
+    return Written({"spec.optimizer.weightDecay": float(value)}, note)
 
 
 def betas(value: Any, theirs: Theirs) -> Outcome:
@@ -296,21 +205,58 @@ def betas(value: Any, theirs: Theirs) -> Outcome:
 # --- model and run ---
 
 
-def _rank(theirs: Theirs) -> int:
-    return theirs.whole(f"{MODEL}.lora_rank") or theirs.whole(f"{MODEL}.lora.rank")
-
-
 def lora(value: Any, theirs: Theirs) -> Outcome:
-    if not _rank(theirs):
+    rank, megatron = theirs.whole(f"{MODEL}.lora_rank"), theirs.whole(f"{MODEL}.lora.rank")
+    if not rank and not megatron:
         return None
-    targets = theirs[f"{MODEL}.target_modules"]
+    place = "lora_alpha" if rank else "lora.alpha"
+    values: dict[str, Any] = {"rank": rank or megatron, "alpha": theirs.number(f"{MODEL}.{place}")}
+    targets = theirs[f"{MODEL}.target_modules" if rank else f"{MODEL}.lora.target_modules"]
+    values["targetModules"] = [targets] if isinstance(targets, str) else list(targets)
+    if not rank:
+        values["dropout"] = theirs.number(f"{MODEL}.lora.dropout")
+        values["targetModules"] = ["all-linear"]
     return Written(
-        {
-            "spec.model.lora.rank": _rank(theirs),
-            "spec.model.lora.alpha": theirs.number(f"{MODEL}.lora_alpha"),
-            "spec.model.lora.targetModules": [targets] if isinstance(targets, str) else list(targets),
-        }
+        {f"spec.model.lora.{name}": each for name, each in values.items()},
+        "Megatron's names of layers are not those of the model's folder: all linear layers are written"
+        if not rank
+        else "",
     )
+
+
+def autocast(value: Any, theirs: Theirs) -> Outcome:
+    names = {"bfloat16": True, "bf16": True, "float32": False, "fp32": False}
+    if value in names:
+        return Written({"spec.learning.autocast": names[value]})
+    return Left(f"there is no {value}; bfloat16 is written instead", {"spec.learning.autocast": True})
+
+
+def as_actor(actor: str, ours: str) -> Callable[[Any, Theirs], Outcome]:
+    """Convert a field of the critic, which has the policy's value here."""
+
+    def convert(value: Any, theirs: Theirs) -> Outcome:
+        if theirs["algorithm.adv_estimator"] != "gae" or value is None or value == theirs[actor]:
+            return None
+        return Left(f"the critic has the policy's {ours}, {theirs[actor]}")
+
+    return convert
+
+
+def template_arguments(value: Any, theirs: Theirs) -> Outcome:
+    """Convert the arguments of the chat template, such as the switch of thinking."""
+    section = "data.apply_chat_template_kwargs."
+    found: dict[str, Any] = {}
+    for name in theirs.given:
+        if name.startswith(section):
+            *parents, last = name.removeprefix(section).split(".")
+            place = found
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = theirs[name]
+    if not found:
+        return None
+    values = {"spec.data.chatTemplateKwargs": found}
+    return Written(values | ({"spec.evaluation.data.chatTemplateKwargs": found} if theirs["data.val_files"] else {}))
 
 
 def engine(value: Any, theirs: Theirs) -> Outcome:
@@ -340,4 +286,6 @@ def checkpoints(value: Any, theirs: Theirs) -> Outcome:
 def critic_warmup(value: Any, theirs: Theirs) -> Outcome:
     if theirs["algorithm.adv_estimator"] != "gae":
         return None
-    return Unneeded("no warm-up") if not value else Written({"spec.algorithm.critic.warmupSteps": int(value)})
+    # verl's actor learns from step N on: `critic_warmup <= global_steps`, which begin at 1.
+    steps = int(value or 0) - 1
+    return Unneeded("no warm-up") if steps < 1 else Written({"spec.algorithm.critic.warmupSteps": steps})

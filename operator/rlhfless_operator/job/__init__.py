@@ -8,5 +8,6 @@
 - `actor_range`: the number of actors that a step may have.
 - `reading/`: read a document and its files, and report faults with their remedies.
 - `generated/`: make the CRD, the rules of the API server and the reference from the fields.
+- `redaction`: hide the secrets of a document from strangers.
 - `resource_status`: the status of the Kubernetes resource.
 """

@@ -26,7 +26,8 @@ class ArtifactsSpec(Settings):
 
     uri: str = Field(default="runs", min_length=1)
     """Folder or fsspec URI. The job writes into a subfolder with its name. A relative path is relative to the working
-    directory of `rlhfless run`."""
+    directory of `rlhfless run`, or on a cluster to the namespace's folder in the operator's store. A cluster refuses
+    other places, unless its administrator lists them."""
 
 
 class WandbSpec(Settings):

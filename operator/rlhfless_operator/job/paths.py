@@ -6,10 +6,12 @@ model is a path if it starts with `.`, `/` or `~`, or exists; otherwise it is a 
 
 from pathlib import Path
 
+from rlhfless_functions.settings.data import HUB
+
 
 def is_uri(text: str) -> bool:
-    """Return whether this is an fsspec URI such as `s3://bucket/data.jsonl` or `memory://x`."""
-    return "://" in text or "::" in text
+    """Return whether this is no path: an fsspec URI such as `s3://bucket/data.jsonl`, or a `hub:` name of a dataset."""
+    return "://" in text or "::" in text or text.startswith(HUB)
 
 
 def is_template_text(text: str) -> bool:

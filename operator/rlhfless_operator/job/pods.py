@@ -28,6 +28,12 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _relative(path: str) -> str:
+    if not path or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not a path within the volume; write one without .. and without / at its start")
+    return path
+
+
 Quantity = Annotated[
     str,
     BeforeValidator(_quantity),
@@ -43,6 +49,9 @@ Quantity = Annotated[
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute), WithJsonSchema({"type": "string", "pattern": "^/"})]
 """A path that begins with `/`."""
+
+RelativePath = Annotated[str, AfterValidator(_relative), WithJsonSchema({"type": "string", "minLength": 1})]
+"""A path within a folder, without `..`."""
 
 KubernetesObject = dict[str, Any]
 """A part of a Kubernetes object, written as Kubernetes defines it."""
@@ -87,6 +96,8 @@ class VolumeSpec(Settings):
     """Name of a ConfigMap, whose keys become files."""
     mount_path: AbsolutePath
     """Path at which the pod mounts it."""
+    sub_path: RelativePath | None = None
+    """Folder of the volume to mount; the whole volume if omitted."""
     read_only: bool = False
     """Whether the volume is mounted read-only."""
 

@@ -47,7 +47,7 @@ class PricesSpec(Settings):
 
 class BudgetSpec(Settings):
     """What the job may spend: `money`, `gpuHours` or both. Before a step that would exceed the budget, the job is
-    suspended. It continues once you raise the budget."""
+    suspended, and also in the middle of a step that has. It continues once you raise the budget."""
 
     money: PositiveMoney | None = None
     """Most money, in the currency of `prices`."""

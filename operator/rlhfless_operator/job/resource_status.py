@@ -15,6 +15,7 @@ ConditionType = Literal[
     "PodsHealthy",
     "Progressing",
     "StepsTeach",
+    "EngineAgrees",
     "Suspended",
     "Complete",
     "Failed",

@@ -142,7 +142,7 @@ class EvaluationSpec(Settings):
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Number of responses to each prompt."""
     rewards: list[RewardSettings] | None = Field(default=None, min_length=1, max_length=32)
-    """Reward terms of the evaluation, whose weighted sum is its accuracy; by default those of training."""
+    """Reward terms of the evaluation, whose weighted sum is the held-out reward; by default those of training."""
     sampling: EvaluationSamplingSpec = EvaluationSamplingSpec()
     """Sampling settings that differ from those of training."""
 
@@ -153,12 +153,17 @@ class LimitsSpec(Settings):
     retries: int = Field(default=3, ge=0)
     """Most retries of one part of the work after its instance was lost or failed in a retryable way."""
     stall: Duration = 120.0
-    """Longest silence of a stream. After it, another instance does the work."""
+    """Longest silence of a stream, and longest time in which nothing works in an instance: neither its task nor a
+    process below it uses any CPU time. After it, another instance does the work."""
     unscorable: float = Field(default=0.5, ge=0, le=1)
     """Largest share of a step's or an evaluation's samples that may have no reward; above it the job fails."""
     dropped_prompts: float = Field(default=0.5, ge=0, le=1)
     """Largest share of a dataset's rows that may be dropped as too long, empty or already answered; above it the job
     fails."""
+    mismatch: float | None = Field(default=None, gt=1)
+    """Largest mean of exp|difference| between the engine's log-probabilities of a step's tokens and the learner's, with
+    the same weights (`mismatch/mean_exp_abs`); above it the job fails. By default 1.2 in float32, 2 in bfloat16, and 5
+    if vLLM quantizes; with an adapter's dropout there is no default."""
 
 
 class JobFields(Settings):
@@ -182,7 +187,8 @@ class JobFields(Settings):
     steps: int | None = Field(default=None, ge=1)
     """Training steps of the job; set either this or `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training prompts; set either this or `steps`."""
+    """Passes over the training prompts; set either this or `steps`. With dynamic sampling a job takes as many steps,
+    and its rounds draw more prompts."""
     seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
     asynchronous: Annotated[AsyncSpec | None, EXPERIMENTAL] = Field(default=None, alias="async")

@@ -6,13 +6,13 @@ optimizer), and `sections.py` the fields that only the control plane reads. This
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
-from rlhfless_functions.settings import DataSettings, RewardSettings, Settings
+from rlhfless_functions.settings import DataSettings, RewardSettings, Settings, SourceSettings
 from rlhfless_operator.job.instance_gpus import instance_gpus
 from rlhfless_operator.job.instance_prices import instance_prices
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
@@ -112,7 +112,17 @@ class RLHFJob(Settings):
 
 
 def _resolve_data(data: DataSettings, base: Path) -> DataSettings:
-    return data.model_copy(update={"source": resolve_file(data.source, base)})
+    sources = data.sources and [each.model_copy(update=_resolved(each, base)) for each in data.sources]
+    return data.model_copy(update={**_resolved(data, base), "sources": sources})
+
+
+def _resolved(source: SourceSettings, base: Path) -> dict[str, Any]:
+    functions = {
+        name: function.model_copy(update={"file": resolve_file(function.file, base)})
+        for name, function in (("map", source.map), ("filter", source.filter))
+        if function is not None
+    }
+    return functions if source.source is None else {"source": resolve_file(source.source, base), **functions}
 
 
 def _resolve_reward(reward: RewardSettings, base: Path) -> RewardSettings:

@@ -2,5 +2,6 @@
 
 - `local_run`: `rlhfless run`, with `view` for the terminal and `gpu_assignment` for the GPUs.
 - `replay`, `probe` (with `probe_view`) and `try_reward`: the work of the commands of these names.
+- `data_check`: the work of `rlhfless validate --data`.
 - `functions_process`: asks the functions something in a process of their own.
 """

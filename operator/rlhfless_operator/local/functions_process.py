@@ -25,7 +25,9 @@ def check_functions(package: str = "torch") -> None:
         FunctionsMissingError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise FunctionsMissingError("the functions are not installed; pip install 'rlhfless[functions]'")
+        raise FunctionsMissingError(
+            "the functions are not installed; in the clone of rlhfless, pip install '.[functions]'"
+        )
 
 
 def ask_functions(module: str, question: BaseModel, work: str, error: type[UserError]) -> bytes:

@@ -214,15 +214,15 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
         if summary["reward_first"] is not None
         else ""
     )
-    if "accuracy_before" in summary:
-        reward += f"  held-out {summary['accuracy_before']:.3f} → {summary['accuracy_after']:.3f}"
+    if "held_out_reward_before" in summary:
+        reward += f"  held-out {summary['held_out_reward_before']:.3f} → {summary['held_out_reward_after']:.3f}"
     money = format_money(Decimal(summary["cost"]), summary["currency"])
     model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
     barren = summary["steps_that_taught_nothing"]
     warning = [f"  warning: {barren} of these steps had nothing to learn from; see the report"] if barren else []
     return [
         f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
-        f"  {summary['gpu_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
+        f"  {summary['instance_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
         *warning,
         *model,
         f"  report  {report}",

@@ -47,6 +47,7 @@ def make_trial(
         rewards=spec.evaluation_rewards if evaluation else spec.rewards,
         sampling=spec.evaluation_sampling if evaluation else spec.sampling,
         seed=spec.seed,
+        total_steps=spec.steps or 1,
         responses=[] if responses is None else read_responses(responses, row),
         prompts=prompts,
         samples=samples,

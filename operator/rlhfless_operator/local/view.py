@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfless_functions.api import STAGES
+from rlhfless_operator.console import PlainConsole
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent, sparkline
-from rlhfless_operator.records.barren_steps import is_due, warning_now
+from rlhfless_operator.records import barren_steps, mismatch
 from rlhfless_operator.records.forecast import forecast_cost, recent_steps
 from rlhfless_operator.records.record import StepRecord
 
@@ -113,8 +114,8 @@ def plain_line(record: StepRecord, steps: int | None = None) -> str:
     """
     parts = [f"step {record.step}" + (f"/{steps}" if steps else "")]
     parts += [f"{label} {text}" for label, text in _figures(record)]
-    if record.accuracy is not None:
-        parts.append(f"accuracy {record.accuracy:.3f}")
+    if record.held_out_reward is not None:
+        parts.append(f"held-out reward {record.held_out_reward:.3f}")
     if record.step > 0:
         stages = ", ".join(f"{name} {seconds:.1f}" for name, seconds in record.stages.items())
         parts.append(f"{record.seconds:.1f} s" + (f" ({stages})" if stages else ""))
@@ -134,7 +135,7 @@ class TrainingView:
     """
 
     def __init__(self, job: str, steps: int, console: Console | None = None, after: int = -1) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or PlainConsole(stderr=True)
         self._state = ViewState(job=job, steps=steps)
         self._live: Live | None = None
         self._shown = after
@@ -162,8 +163,9 @@ class TrainingView:
                 continue
             if not self._console.is_terminal:
                 self.say(plain_line(record, state.steps))
-            if is_due(so_far := state.records[:number]):
-                self.say(f"warning: {warning_now(so_far)}")
+            for kind in (barren_steps, mismatch):
+                if kind.is_due(so_far := state.records[:number]):
+                    self.say(f"warning: {kind.warning_now(so_far)}")
 
     def say(self, message: str) -> None:
         """Print a permanent line above the live view."""
@@ -198,11 +200,12 @@ def _rows(state: ViewState, width: int) -> Iterator[tuple[str, Text]]:
         yield "policy", Text("   ".join(f"{name} {figures[name]}" for name in ("kl", "entropy") if name in figures))
         lengths = [f"{name} {figures[name]}" for name in ("length", "truncated") if name in figures]
         yield "tokens", Text("   ".join(lengths))
-    evaluations = [(record.step, record.accuracy) for record in state.records if record.accuracy is not None]
+    evaluations = [(each.step, each.held_out_reward) for each in state.records if each.held_out_reward is not None]
     if evaluations:
-        yield "accuracy", Text(" → ".join(f"{value:.3f} (step {step})" for step, value in evaluations[-3:]))
-    if warning := warning_now(state.records):
-        yield "warning", Text(warning, style="yellow")
+        yield "held-out", Text(" → ".join(f"{value:.3f} (step {step})" for step, value in evaluations[-3:]))
+    for kind in (barren_steps, mismatch):
+        if warning := kind.warning_now(state.records):
+            yield "warning", Text(warning, style="yellow")
     yield "instances", _instances(state.instances)
     ahead = forecast(state)
     money, time = format_money(state.cost, state.currency), format_clock(state.seconds)

@@ -9,12 +9,12 @@ from pydantic.fields import FieldInfo
 
 from rlhfless_functions.settings import Duration, Settings
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.pods import KubernetesObject, PodsSpec
+from rlhfless_operator.job.pods import KubernetesObject, PodsSpec, VolumeSpec
 
 PREFIX = "RLHFLESS_"
 _JSON = ("pods", "pools", "egress_rules")
 """Settings in JSON."""
-_LISTS = ("namespaces", "topology_keys")
+_LISTS = ("namespaces", "topology_keys", "further_artifacts")
 """Settings with commas between their items."""
 _NUMBERS = ("metrics_port", "liveness_port", "admission_port", "admission_grace_seconds", "initial_scale")
 """Settings that are whole numbers."""
@@ -81,6 +81,12 @@ class ClusterSettings(Settings):
     """Folder in the pods that relative paths of a job are relative to."""
     artifacts: str = Field(default="/artifacts", min_length=1)
     """Folder in the pods, or fsspec URI, that a relative `spec.artifacts.uri` is relative to."""
+    further_artifacts: tuple[str, ...] = ()
+    """Further folders or fsspec URIs below which jobs may have their artifacts, separated by commas. A job's folder is
+    `BASE/NAMESPACE/PATH/NAME` in each of them; every other URI is refused."""
+    artifacts_claim: Literal["shared", "separate"] = "shared"
+    """Content of the claim that pods mount at `artifacts`: the folders of all namespaces (`shared`), of which a pod
+    mounts its namespace's, or in each namespace only its own folder (`separate`)."""
     pods: PodsSpec = PodsSpec()
     """Defaults of every function pod, which jobs may override; as JSON."""
     pools: dict[str, PoolSettings] = Field(default={})
@@ -101,6 +107,9 @@ class ClusterSettings(Settings):
     admission_certificate: str = Field(default="/etc/rlhfless/admission", min_length=1)
     """Folder with the webhook's certificate and key, `tls.crt` and `tls.key`, as in Secrets of type kubernetes.io/tls.
     They are reloaded when they change."""
+    admission_clients: str | None = Field(default=None, min_length=1)
+    """File with the certificate authority of the API servers' client certificates. The webhooks then answer nobody
+    else; if omitted, they answer everybody who reaches their port."""
     admission_grace_seconds: int | None = Field(default=None, ge=1)
     """Grace period of a deleted function pod in seconds, if the webhooks are served; if omitted, Knative's."""
     request_timeout: Duration = 600.0
@@ -132,6 +141,27 @@ class ClusterSettings(Settings):
         if self.admission_port is None or self.admission_grace_seconds is None:
             return _SIDECAR_SECONDS
         return min(_SIDECAR_SECONDS, self.admission_grace_seconds)
+
+    def pods_in(self, namespace: str) -> PodsSpec:
+        """Return the defaults of the pods of a namespace: of the store's volume they mount only its folder."""
+        volumes = [self._of_namespace(volume, namespace) for volume in self.pods.volumes or []]
+        return self.pods.model_copy(update={"volumes": volumes}) if volumes else self.pods
+
+    @property
+    def store_claim(self) -> str | None:
+        """Name of the claim that the store's folder is on; None without one."""
+        found = [volume.claim for volume in self.pods.volumes or [] if self._has_store(volume)]
+        return found[0] if found else None
+
+    def _of_namespace(self, volume: VolumeSpec, namespace: str) -> VolumeSpec:
+        if not self._has_store(volume):
+            return volume
+        place = f"{volume.mount_path.rstrip('/')}/{namespace}"
+        sub_path = namespace if self.artifacts_claim == "shared" else None
+        return volume.model_copy(update={"mount_path": place, "sub_path": sub_path})
+
+    def _has_store(self, volume: VolumeSpec) -> bool:
+        return volume.claim is not None and volume.mount_path.rstrip("/") == self.artifacts.rstrip("/")
 
     @property
     def has_slots(self) -> bool:

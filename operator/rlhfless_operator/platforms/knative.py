@@ -321,7 +321,9 @@ class KnativePlatform:
         begun = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
         try:
-            async with self._session.get(f"http://{ip}:{PORT}/readyz", timeout=timeout) as response:
+            async with self._session.get(
+                f"http://{ip}:{PORT}/readyz", timeout=timeout, allow_redirects=False
+            ) as response:
                 answer: Any = await response.json(content_type=None)
         except TimeoutError:
             self._indirect_until = begun + _INDIRECT_SECONDS

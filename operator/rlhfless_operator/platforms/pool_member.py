@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rlhfless_functions.api import Stage
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.planner.pools.contention import Demand
 from rlhfless_operator.planner.pools.decayed_sum import USE_HALF_LIFE_SECONDS, DecayedSum
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
@@ -42,6 +43,8 @@ class PoolMember:
     """Seconds that the platform keeps an idle instance: none in a pool, which alone decides."""
     sleeps: bool = False
     """Whether its pods sleep between their tasks; otherwise they hold whole GPUs until they end."""
+    emulation: EmulationSettings | None = None
+    """The GPUs that its pods emulate; None if it is no rehearsal."""
     costs: SwitchCosts = lambda stage: SwitchCost()
     """Returns the cost for the job of handing a GPU over."""
     clock: Clock = time.monotonic

@@ -1,6 +1,7 @@
 """One task over HTTP: POST the request, read the events. Used for local processes and Knative Services alike."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 
 import aiohttp
@@ -8,7 +9,11 @@ import aiohttp
 from rlhfless_functions.api import Done, Event, Failed, Heartbeat, RunRequest, Started, parse_event
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 
-_MAX_LINE_BYTES = 16 * 2**20
+_MAX_LINE_BYTES = 4 * 2**20
+_MOST_LINES = 2000
+"""Most events of an instance in a second; more of them wait."""
+_MOST_BYTES = 16 * 2**20
+"""Most bytes of an instance's events in a second."""
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -44,12 +49,13 @@ async def run_task(
     Args:
         url: base URL of the instance or Service.
         token: the job's bearer token.
-        stall_seconds: longest silence; functions send heartbeats well within it.
+        stall_seconds: longest silence, and longest time without work; functions send heartbeats well within it.
         start_seconds: longest time until the first line; by default `stall_seconds`.
         host: the `Host` header, if it differs from the URL's host.
 
     Raises:
-        InstanceLostError: the stream ended without a terminal record; `InstanceSilentError` if it was silent too long.
+        InstanceLostError: the stream ended without a terminal record; `InstanceSilentError` if it was silent too long,
+            or if the instance reported for too long that nothing works in it.
         TaskFailedError: the task failed or was refused.
     """
     body = request.model_dump_json().encode()
@@ -59,15 +65,19 @@ async def run_task(
     patience = stall_seconds if start_seconds is None else start_seconds
     try:
         async with asyncio.timeout(patience):
-            response = await session.post(f"{url}/v1/run", data=body, headers=headers)
+            response = await session.post(f"{url}/v1/run", data=body, headers=headers, allow_redirects=False)
         try:
+            pace = Pace()
             async for line in _lines(response.content, patience, stall_seconds):
+                await pace.keep(len(line))
                 try:
                     event = parse_event(line)
                 except ValueError as error:
                     # A proxy that times out appends its own text to a stream and then ends it normally.
                     raise InstanceLostError(f"HTTP {response.status}: {error}") from error
                 patience = stall_seconds
+                if isinstance(event, Heartbeat) and event.still_seconds >= stall_seconds:
+                    raise InstanceSilentError(f"nothing has worked in the instance for {event.still_seconds:.0f} s")
                 if isinstance(event, Failed):
                     raise TaskFailedError(event)
                 yield event
@@ -80,6 +90,26 @@ async def run_task(
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise InstanceSilentError(f"the instance was silent for {patience:g} s") from error
+
+
+class Pace:
+    """Reads no more of a stream than an honest instance sends: one that floods its driver waits, and no other does."""
+
+    def __init__(self) -> None:
+        self._began, self._lines, self._bytes = time.monotonic(), 0, 0
+
+    async def keep(self, size: int) -> None:
+        """Count a line, and wait for the next second if this one has had enough of them."""
+        self._lines += 1
+        self._bytes += size
+        now = time.monotonic()
+        if now - self._began >= 1.0:
+            self._began, self._lines, self._bytes = now, 0, 0
+        elif self._lines > _MOST_LINES or self._bytes > _MOST_BYTES:
+            await asyncio.sleep(self._began + 1.0 - now)
+        elif self._lines % 64 == 0:
+            # What has arrived is read without a pause.
+            await asyncio.sleep(0)
 
 
 async def _lines(

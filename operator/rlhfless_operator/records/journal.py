@@ -1,6 +1,5 @@
 """The control plane's records: a step's batch, and files that grow by a line per step."""
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, ExampleSample
+
+_MOST_BYTES = 64 * 2**20
 
 
 class PlanRecord(BaseModel):
@@ -56,6 +57,8 @@ class StepBatch(BaseModel):
 class JsonLines:
     """A file with one JSON object per line, rewritten whole at each append, because object stores can't append.
 
+    Each line has its checksum.
+
     Args:
         uri: URI of the file.
         lines: its present content.
@@ -63,27 +66,40 @@ class JsonLines:
 
     def __init__(self, uri: str, lines: list[dict[str, Any]]) -> None:
         self._uri = uri
-        self._lines = [json.dumps(line) for line in lines]
+        self._lines = [artifacts.sealed_json(line) for line in lines]
 
     def append(self, *items: Mapping[str, Any]) -> None:
         """Add lines."""
-        self._lines += [json.dumps(item) for item in items]
+        self._lines += [artifacts.sealed_json(item) for item in items]
         self._write()
 
     def replace_last(self, item: Mapping[str, Any]) -> None:
         """Replace the last line."""
-        self._lines[-1:] = [json.dumps(item)]
+        self._lines[-1:] = [artifacts.sealed_json(item)]
         self._write()
 
     def _write(self) -> None:
-        artifacts.write_bytes(self._uri, "".join(f"{line}\n" for line in self._lines).encode())
+        artifacts.write_bytes(self._uri, b"".join(line + b"\n" for line in self._lines))
 
 
 def read_lines(uri: str) -> list[dict[str, Any]]:
-    """Return the objects of a file with one JSON object per line; empty if it does not exist."""
+    """Return the objects of a file with one JSON object per line; empty if it does not exist.
+
+    Raises:
+        ArtifactCorruptError: a line is damaged; the message names it.
+    """
     if not artifacts.exists(uri):
         return []
-    return [json.loads(line) for line in artifacts.read_bytes(uri).splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(artifacts.read_bytes(uri, most=_MOST_BYTES).splitlines(), start=1):
+        try:
+            if line.strip():
+                found.append(artifacts.parse_sealed(line))
+        except ValueError as error:
+            raise artifacts.ArtifactCorruptError(
+                f"{uri}, line {number}, is damaged ({error}): restore the file from a copy, or remove it"
+            ) from error
+    return found
 
 
 def add_metrics(sums: dict[str, float], more: Mapping[str, float]) -> None:

@@ -24,6 +24,11 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/downweighted_groups": Metric(
         "groups", "With `tooStale: downweight`: groups whose advantages the step multiplied by less than 1."
     ),
+    "mismatch/explained": Metric(
+        "number",
+        "Largest `mismatch/mean_exp_abs` that the job's number formats explain; above it there is a warning"
+        " (`limits.mismatch`).",
+    ),
     "generation/token_staleness": Metric(
         "versions",
         "With `newWeights: switch`: versions between the weights that sampled a token and those that the step started"
@@ -141,8 +146,8 @@ STEP_METRICS = {**PREPARATION_METRICS, **DRIVER_METRICS, **LEARNING_METRICS}
 """Possible metrics of a step. If preparation and learning both measure one, learning's value counts."""
 
 EVALUATION_METRICS = {
-    "accuracy": Metric("reward", "Mean reward on the evaluation's prompts, by the evaluation's rewards."),
     **PREPARATION_METRICS,
+    "reward": Metric("reward", "Held-out reward: the mean on the evaluation's prompts, by the evaluation's rewards."),
 }
 """Possible metrics of a step's `evaluation`."""
 

@@ -82,9 +82,9 @@ class StepRecord(Record):
         return self.metrics.get(name, math.nan)
 
     @property
-    def accuracy(self) -> float | None:
-        """Accuracy of the evaluation after this step."""
-        return self.evaluation.get("accuracy") if self.evaluation else None
+    def held_out_reward(self) -> float | None:
+        """Mean reward of the evaluation after this step."""
+        return self.evaluation.get("reward") if self.evaluation else None
 
 
 class SpanRecord(Record):
@@ -131,6 +131,9 @@ class SampleRecord(Record):
     """Weights version that sampled it, named by its step."""
 
 
+MOST_LINES = 64 * 2**20
+"""Most bytes of a file of records."""
+
 RecordType = TypeVar("RecordType", bound=Record)
 
 
@@ -144,15 +147,23 @@ def read_records(uri: str, kind: type[RecordType]) -> list[RecordType]:
     """
     if not artifacts.exists(uri):
         return []
-    lines = artifacts.read_bytes(uri).splitlines()
+    lines = artifacts.read_bytes(uri, most=MOST_LINES).splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
         try:
+            if b'"checksum": "xxh3-128:' in line and not artifacts.is_sound(line):
+                raise ValueError("its checksum is another: some of it has changed since it was written")
             records.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            if number == len(lines):
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"}"):
                 break
-            fault = error.errors()[0]
-            where = ".".join(str(part) for part in fault["loc"]) or "the line"
-            raise ValueError(f"{uri}, line {number}: {where}: {fault['msg']}; restore the file or delete it") from error
+            raise ValueError(f"{uri}, line {number}: {_fault(error)}; restore the file or delete it") from error
     return records
+
+
+def _fault(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"]) or "the line"
+    return f"{where}: {fault['msg']}"

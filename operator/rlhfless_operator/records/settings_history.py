@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import StepSettings
 from rlhfless_operator.records.folder import JobFolder
 
 _FILE = "settings.jsonl"
+_MOST_BYTES = 2**24
 
 
 class SettingsSpan(BaseModel):
@@ -63,11 +64,11 @@ def read_settings_history(folder: JobFolder) -> SettingsHistory:
         ArtifactCorruptError: the file is damaged.
     """
     uri = folder.file(_FILE)
-    lines = artifacts.read_bytes(uri).splitlines() if artifacts.exists(uri) else []
+    lines = artifacts.read_bytes(uri, most=_MOST_BYTES).splitlines() if artifacts.exists(uri) else []
     try:
-        return SettingsHistory(map(SettingsSpan.model_validate_json, lines))
-    except ValidationError as error:
-        raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error.errors()[0]['msg']}); restore it") from error
+        return SettingsHistory(SettingsSpan.model_validate(artifacts.parse_sealed(line)) for line in lines)
+    except ValueError as error:
+        raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error}); restore it") from error
 
 
 def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
@@ -76,8 +77,8 @@ def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
     Raises:
         ArtifactUnwritableError: it can't be written.
     """
-    content = "".join(f"{span.model_dump_json()}\n" for span in history.spans)
-    artifacts.write_bytes(folder.file(_FILE), content.encode())
+    lines = (artifacts.sealed_json(span.model_dump(mode="json")) for span in history.spans)
+    artifacts.write_bytes(folder.file(_FILE), b"".join(line + b"\n" for line in lines))
 
 
 def _fields(settings: StepSettings) -> dict[str, Any]:

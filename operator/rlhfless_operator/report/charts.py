@@ -15,6 +15,8 @@ POINTS = 400
 """Most points of a drawn line. A longer line is averaged over neighbouring points."""
 
 _WIDTH, _HEIGHT = 1000.0, 400.0
+_MOST = 1e300
+"""Largest value that is drawn. Twice the largest float is infinite, and so are such a chart's ticks."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Series:
     name: str
     """Name in the legend and in tooltips."""
     values: Sequence[float]
-    """One value for each x; NaN is a gap."""
+    """One value for each x. What is not finite, or beyond ±1e300, is a gap."""
     style: str
     """Class of the style sheet: `c1` … `c6`, and `faint` for a background line."""
 
@@ -78,9 +80,10 @@ def line_chart(
     """
     count = min(len(xs), POINTS)
     thin_xs = averaged(xs, count)
-    thinned = [Series(line.name, averaged(line.values, count), line.style) for line in series]
+    thinned = [Series(line.name, averaged(_drawable(line.values), count), line.style) for line in series]
+    marks = [mark for mark in marks if abs(mark.y) <= _MOST]
     finite = [value for line in thinned for value in line.values if math.isfinite(value)]
-    finite += [mark.y for mark in marks if math.isfinite(mark.y)]
+    finite += [mark.y for mark in marks]
     if not finite:
         return _figure(title, note, "", '<p class="none">No values.</p>')
     y_ticks = ticks(min(0.0, *finite) if from_zero else min(finite), max(finite))
@@ -89,16 +92,16 @@ def line_chart(
     body += "".join(f'<path class="line {line.style}" d="{_path(thin_xs, line.values, scale)}"/>' for line in thinned)
     body += "".join(_mark(mark, scale) for mark in marks)
     body += _hover_bands(thin_xs, thinned, scale, x_name)
-    legend = _legend([(line.name, line.style) for line in series]) if len(series) > 1 else ""
+    keys = legend([(line.name, line.style) for line in series]) if len(series) > 1 else ""
     labels = [(scale.x(tick) / _WIDTH, format_number(tick)) for tick in _whole_ticks(scale.x_low, scale.x_high)]
-    return _figure(title, note, legend, _framed(body, scale, y_ticks, labels, x_name))
+    return _figure(title, note, keys, _framed(body, scale, y_ticks, labels, x_name))
 
 
 def stacked_bars(xs: Sequence[float], series: Sequence[Series], *, title: str, note: str = "", unit: str = "") -> str:
     """Draw a bar of non-negative parts for each step. The parts are stacked in the order of the series."""
     count = min(len(xs), POINTS // 2)
     thin_xs = averaged(xs, count)
-    thinned = [Series(line.name, averaged(line.values, count), line.style) for line in series]
+    thinned = [Series(line.name, averaged(_drawable(line.values), count), line.style) for line in series]
     totals = [sum(part for part in parts if part > 0) for parts in zip(*(line.values for line in thinned), strict=True)]
     if not any(totals):
         return _figure(title, note, "", '<p class="none">No values.</p>')
@@ -118,13 +121,13 @@ def stacked_bars(xs: Sequence[float], series: Sequence[Series], *, title: str, n
         lines = [f"step {x:.0f}: {format_number(base)}{unit}"]
         lines += [f"{line.name}: {format_number(line.values[index])}{unit}" for line in thinned]
         body += f"<g><title>{escape(chr(10).join(lines))}</title>{parts}</g>"
-    legend = _legend([(line.name, line.style) for line in series])
+    keys = legend([(line.name, line.style) for line in series])
     low, high = _x_range(thin_xs)
     labels = [
         (((tick - low) / (high - low) * (len(thin_xs) - 1) + 0.5) / len(thin_xs), f"{tick:.0f}")
         for tick in _whole_ticks(low, high)
     ]
-    return _figure(title, note, legend, _framed(body, scale, y_ticks, labels, "step"))
+    return _figure(title, note, keys, _framed(body, scale, y_ticks, labels, "step"))
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
@@ -143,14 +146,24 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
     return f'<svg class="share" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img">{body}</svg>'
 
 
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Say what each color means.
+
+    Args:
+        entries: (name, style class).
+    """
+    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for name, style in entries)
+    return f'<div class="legend">{keys}</div>'
+
+
 def spark(values: Sequence[float]) -> str:
     """Draw a small line without axes."""
-    thin = averaged(values, 100)
+    thin = averaged(_drawable(values), 100)
     finite = [value for value in thin if math.isfinite(value)]
     if len(finite) < 2:
         return ""
     low, high = min(finite), max(finite)
-    scale = _Scale(0.0, float(len(thin) - 1), low, high if high > low else low + 1)
+    scale = _Scale(0.0, float(len(thin) - 1), low, high if high > low else low + max(1.0, abs(low)))
     path = _path([float(index) for index in range(len(thin))], thin, scale)
     box = f"-10 -20 {_WIDTH + 20:.0f} {_HEIGHT + 40:.0f}"
     return (
@@ -173,6 +186,10 @@ class _Scale:
 
     def y(self, value: float) -> float:
         return _HEIGHT * (1 - (value - self.y_low) / (self.y_high - self.y_low))
+
+
+def _drawable(values: Sequence[float]) -> list[float]:
+    return [value if abs(value) <= _MOST else math.nan for value in values]
 
 
 def _x_range(xs: Sequence[float]) -> tuple[float, float]:
@@ -200,8 +217,6 @@ def _path(xs: Sequence[float], ys: Sequence[float], scale: _Scale) -> str:
 
 
 def _mark(mark: Mark, scale: _Scale) -> str:
-    if not math.isfinite(mark.y):
-        return ""
     x, y = f"{scale.x(mark.x):.1f}", f"{scale.y(mark.y):.1f}"
     return f'<path class="mark" d="M{x} {y}L{x} {y}"><title>{escape(mark.title)}</title></path>'
 
@@ -247,11 +262,6 @@ def _framed(
     )
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    keys = "".join(f'<span><i class="key {style}"></i>{escape(name)}</span>' for name, style in entries)
-    return f'<div class="legend">{keys}</div>'
-
-
-def _figure(title: str, note: str, legend: str, content: str) -> str:
+def _figure(title: str, note: str, keys: str, content: str) -> str:
     comment = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f"<figure><figcaption>{escape(title)}</figcaption>{comment}{legend}{content}</figure>"
+    return f"<figure><figcaption>{escape(title)}</figcaption>{comment}{keys}{content}</figure>"

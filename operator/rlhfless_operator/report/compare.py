@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.console import PlainConsole
 from rlhfless_operator.formatting import format_clock, format_money, format_percent, sparkline
 from rlhfless_operator.report.charts import Series, line_chart
 from rlhfless_operator.report.learning import smoothed
@@ -45,7 +45,7 @@ def compare(run_folders: Sequence[str], width: int = 120) -> str:
     for field, values in differences(runs):
         table.add_row(field, *values)
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None).print(table)
+    PlainConsole(file=buffer, width=width, color_system=None).print(table)
     return buffer.getvalue()
 
 
@@ -93,11 +93,12 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 def results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Return the results: (label, one text for each run)."""
+    held_out = [run.held_out_rewards for run in runs]
     rows = [
         ("algorithm", [run.algorithm for run in runs]),
         ("steps", [str(len(run.trained)) for run in runs]),
-        ("accuracy before", [_number(run.accuracies[0][1] if run.accuracies else None) for run in runs]),
-        ("accuracy after", [_number(run.accuracies[-1][1] if len(run.accuracies) > 1 else None) for run in runs]),
+        ("held-out reward before", [_number(held[0][1] if held else None) for held in held_out]),
+        ("held-out reward after", [_number(held[-1][1] if len(held) > 1 else None) for held in held_out]),
         ("reward, first step", [_number(run.trained[0].metric("reward") if run.trained else None) for run in runs]),
         ("reward, last step", [_number(run.trained[-1].metric("reward") if run.trained else None) for run in runs]),
         ("time", [format_clock(run.seconds) for run in runs]),

@@ -45,4 +45,7 @@ def _changes(run: Run) -> str:
         for step, changes in run.settings.changes()
         if changes
     )
-    return f"<p>Settings that changed during the run:</p><ul>{items}</ul>" if items else ""
+    items += "".join(
+        f"<li>From step {change.from_step} on: {escape(', '.join(change.inputs))}</li>" for change in run.inputs
+    )
+    return f"<p>Settings and files that changed during the run:</p><ul>{items}</ul>" if items else ""

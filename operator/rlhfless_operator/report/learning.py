@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from rlhfless_operator.formatting import format_number, format_percent
+from rlhfless_operator.formatting import format_number
 from rlhfless_operator.records.metric_catalogue import STEP_METRICS, metric_named
 from rlhfless_operator.report.charts import Mark, Series, line_chart, spark
 from rlhfless_operator.report.run import Run
@@ -13,7 +13,7 @@ from rlhfless_operator.report.run import Run
 def charts(run: Run) -> str:
     """Return charts of reward with evaluations, KL, lengths, truncation, entropy, norms and mismatch, if the run has
     them."""
-    if not run.trained and not run.accuracies:
+    if not run.trained and not run.held_out_rewards:
         return '<p class="none">No step is finished yet.</p>'
     figures = [_reward(run), *_reward_terms(run)]
     figures += [
@@ -77,14 +77,15 @@ def _reward(run: Run) -> str:
     xs = [float(record.step) for record in run.trained]
     rewards = [record.metric("reward") for record in run.trained]
     marks = [
-        Mark(float(step), value, f"held-out accuracy after step {step}: {value:.3f}") for step, value in run.accuracies
+        Mark(float(step), value, f"held-out reward after step {step}: {value:.3f}")
+        for step, value in run.held_out_rewards
     ]
     series = [Series("each step", rewards, "c1 faint"), Series("smoothed", smoothed(rewards), "c1")]
     if series[0].values == series[1].values:
         series = [Series("reward", rewards, "c1")]
     note = "Mean reward of the step's samples."
     if marks:
-        note += f" Dots: held-out accuracy, last {format_percent(marks[-1].y)}."
+        note += f" Dots: held-out reward, last {marks[-1].y:.3f}."
     xs = xs or [mark.x for mark in marks]
     if not rewards:
         series = [Series("reward", [math.nan] * len(xs), "c1")]

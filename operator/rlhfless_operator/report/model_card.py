@@ -1,5 +1,6 @@
 """The README.md of a trained model: what it is, and how it was trained."""
 
+import json
 from collections.abc import Mapping
 from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, version
@@ -7,8 +8,11 @@ from typing import Any
 
 import yaml
 
+from rlhfless_functions.api import Prompting
 from rlhfless_functions.settings import AlgorithmSettings, RewardSettings
 from rlhfless_operator.formatting import format_clock, format_money
+from rlhfless_operator.job.paths import is_uri
+from rlhfless_operator.job.redaction import redacted, without_credentials
 from rlhfless_operator.job.spec import RLHFJob
 
 _ALGORITHMS = {
@@ -25,12 +29,13 @@ _ALGORITHMS = {
 }
 
 
-def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
+def model_card(job: RLHFJob, summary: Mapping[str, Any], prompting: Prompting | None = None) -> str:
     """Write the card in Markdown with YAML front matter, as the Hugging Face hub reads it.
 
     Args:
         job: the job as it ran.
         summary: the known results, under the names of `summary.json`; missing ones are omitted.
+        prompting: what training put around its prompts.
     """
     spec = job.spec
     name, paper = _ALGORITHMS[spec.algorithm.name]
@@ -52,11 +57,31 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any]) -> str:
         _table("Training", _training(job, summary)),
         f"## Use\n\n```python\nfrom {library} import {loader}\nfrom transformers import AutoTokenizer\n\n"
         f'model = {loader}.from_pretrained("path/to/this/folder")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n```' + _prompts(prompting),
         "## Job\n\nThe document that trained it, with paths shortened to their last part:\n\n"
         f"```yaml\n{_document(job)}```",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _prompts(prompting: Prompting | None) -> str:
+    """Show how to make a prompt as training did."""
+    if prompting is None:
+        return ""
+    if prompting.chat:
+        system = [{"role": "system", "content": prompting.system_prompt}] if prompting.system_prompt is not None else []
+        messages = f"{json.dumps(system, ensure_ascii=False)[:-1]}{', ' if system else ''}"
+        messages += '{"role": "user", "content": "…"}]'
+        arguments = "".join(f", {name}={value!r}" for name, value in prompting.chat_template_kwargs.items())
+        code = (
+            f"messages = {messages}\ninputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True,"
+            f' return_dict=True, return_tensors="pt"{arguments})'
+        )
+    else:
+        code = 'inputs = tokenizer("…", return_tensors="pt")  # plain text: training used no chat template'
+    ended = f"stop_strings={prompting.stop!r}, tokenizer=tokenizer, " if prompting.stop else ""
+    generate = f"outputs = model.generate(**inputs, {ended}do_sample=True, top_k=0, top_p=1.0, max_new_tokens=256)"
+    return f"\n\nTraining made its prompts so:\n\n```python\n{code}\n{generate}\n```"
 
 
 def _release() -> str:
@@ -69,7 +94,9 @@ def _release() -> str:
 
 def shown_source(source: str) -> str:
     """Return a source as strangers may see it: a hub name or URI, or the last part of a local path."""
-    return source if _is_hub_name(source) or "://" in source else source.rstrip("/").rpartition("/")[2]
+    if _is_hub_name(source) or is_uri(source):
+        return without_credentials(source)
+    return source.rstrip("/").rpartition("/")[2]
 
 
 def _is_hub_name(source: str) -> bool:
@@ -79,15 +106,15 @@ def _is_hub_name(source: str) -> bool:
 def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for label, first, last, form in (
-        ("Held-out accuracy", "accuracy_before", "accuracy_after", "{:.3f} before, {:.3f} after"),
+        ("Held-out reward", "held_out_reward_before", "held_out_reward_after", "{:.3f} before, {:.3f} after"),
         ("Mean reward", "reward_first", "reward_last", "{:.3f} in the first step, {:.3f} in the last"),
     ):
         if summary.get(first) is not None and summary.get(last) is not None:
             rows.append((label, form.format(summary[first], summary[last])))
     if summary.get("seconds") is not None:
         rows.append(("Time", format_clock(float(summary["seconds"]))))
-    if summary.get("gpu_seconds") is not None:
-        rows.append(("Instance time", f"{float(summary['gpu_seconds']):,.0f} s"))
+    if summary.get("instance_seconds") is not None:
+        rows.append(("Instance time", f"{float(summary['instance_seconds']):,.0f} s"))
     if summary.get("cost") is not None:
         rows.append(("Cost", format_money(Decimal(str(summary["cost"])), str(summary.get("currency", "USD")))))
     return rows
@@ -111,7 +138,7 @@ def _training(job: RLHFJob, summary: Mapping[str, Any]) -> list[tuple[str, str]]
             f"{kl.coefficient:g}, {kl.estimator} in the {kl.placement}" if kl and kl.coefficient else "none",
         ),
         ("Rewards", "; ".join(_reward(reward) for reward in spec.rewards)),
-        ("Data", shown_source(spec.data.source)),
+        ("Data", ", ".join(shown_source(part.source) for part in spec.data.parts)),
         (
             "Sampling",
             f"temperature {spec.sampling.temperature:g}, at most {spec.sampling.max_response_tokens} tokens",
@@ -153,7 +180,7 @@ def _cell(text: str) -> str:
 
 def _document(job: RLHFJob) -> str:
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    return yaml.safe_dump(_shortened(document), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_shortened(redacted(document)), sort_keys=False, allow_unicode=True)
 
 
 def _shortened(value: Any) -> Any:

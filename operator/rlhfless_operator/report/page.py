@@ -1,12 +1,13 @@
 """`report.html`: one self-contained page about a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
 from rlhfless_functions import artifacts
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent
 from rlhfless_operator.records.barren_steps import barren_stretches, describe
+from rlhfless_operator.records.mismatch import account
 from rlhfless_operator.report import data, drafting, learning, planning, resources
 from rlhfless_operator.report.run import Run, read_run
 from rlhfless_operator.report.samples import samples_section, training_section
@@ -76,11 +77,11 @@ def _header(run: Run) -> str:
     model = str((run.spec.get("model") or {}).get("source") or "").rstrip("/").rpartition("/")[2]
     subtitle = " · ".join(part for part in (run.algorithm, model and f"model {model}", _seed(run)) if part)
     entries = []
-    if run.accuracies:
-        (first_step, before), (last_step, after) = run.accuracies[0], run.accuracies[-1]
+    if run.held_out_rewards:
+        (first_step, before), (last_step, after) = run.held_out_rewards[0], run.held_out_rewards[-1]
         remark = f"step {first_step} → {last_step}" if last_step > first_step else f"step {first_step}"
         value = f"{before:.3f} → {after:.3f}" if last_step > first_step else f"{before:.3f}"
-        entries.append(("Held-out accuracy", value, remark))
+        entries.append(("Held-out reward", value, remark))
     rewards = [record.metrics["reward"] for record in run.trained if "reward" in record.metrics]
     if rewards:
         entries.append(("Reward", f"{rewards[0]:.3f} → {rewards[-1]:.3f}", "first and last step"))
@@ -95,7 +96,7 @@ def _header(run: Run) -> str:
         entries.append(("Forecast", format_money(run.forecast, run.currency), "cost of the whole job"))
     if run.budget_used is not None:
         entries.append(("Budget", format_percent(run.budget_used), "of it is spent"))
-    notices = _notice(run) + _barren(run)
+    notices = _notice(run) + "".join(f'<p class="notice">{escape(warning)}</p>' for warning in _warnings(run))
     return f"<h1>{escape(run.name)}</h1><p class=subtitle>{escape(subtitle)}</p>{notices}{tiles(entries)}"
 
 
@@ -110,8 +111,10 @@ def _notice(run: Run) -> str:
     return f'<p class="notice">{escape(": ".join(part for part in (phase, message) if part))}</p>'
 
 
-def _barren(run: Run) -> str:
-    return "".join(f'<p class="notice">{escape(describe(stretch))}</p>' for stretch in barren_stretches(run.records))
+def _warnings(run: Run) -> Iterator[str]:
+    yield from map(describe, barren_stretches(run.records))
+    if disagreement := account(run.records):
+        yield disagreement
 
 
 def _configuration(run: Run) -> str:

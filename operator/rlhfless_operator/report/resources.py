@@ -8,7 +8,7 @@ from statistics import median
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.formatting import format_money, format_percent
 from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptState, StageAccount
-from rlhfless_operator.report.charts import Series, share_bar, stacked_bars
+from rlhfless_operator.report.charts import Series, legend, share_bar, stacked_bars
 from rlhfless_operator.report.gantt import gantt, lanes, window
 from rlhfless_operator.report.hindsight import Hindsight, hindsight, total
 from rlhfless_operator.report.run import Run
@@ -132,8 +132,8 @@ def _close_up(run: Run, start: float, end: float) -> tuple[float, float] | None:
 
 
 def _gantt_figure(title: str, chart: str, states: Sequence[KeptState]) -> str:
-    keys = "".join(f'<span><i class="key {state}"></i>{state}</span>' for state in states)
-    return f'<figure><figcaption>{escape(title)}</figcaption><div class="legend">{keys}</div>{chart}</figure>'
+    keys = legend([(state, state) for state in states])
+    return f"<figure><figcaption>{escape(title)}</figcaption>{keys}{chart}</figure>"
 
 
 def _state_table(accounts: dict[str, StageAccount]) -> str:

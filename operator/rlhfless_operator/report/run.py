@@ -1,6 +1,6 @@
 """A run, read from its folder for the report and the comparison."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -9,9 +9,15 @@ from typing import Any
 import yaml
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.job.reading.elsewhere import MOST_BYTES, excess_of
+from rlhfless_operator.job.redaction import redacted
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.input_digests import InputChange, read_changes
 from rlhfless_operator.records.record import SampleRecord, SpanRecord, StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory, read_settings_history
+
+_CURRENCY = re.compile("[A-Z]{3}")
+_NO_CURRENCY = "?"
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class Run:
     """Everything that a run writes for people. Parts that an unfinished run has not written are empty."""
 
     job_text: str
-    """The job document as YAML."""
+    """The job document as YAML, as strangers may see it."""
     job: Mapping[str, Any]
     """The parsed job document."""
     status: Mapping[str, Any]
@@ -34,6 +40,8 @@ class Run:
     """Responses of the evaluations and of training."""
     settings: SettingsHistory = field(default_factory=SettingsHistory)
     """Settings of the steps."""
+    inputs: Sequence[InputChange] = ()
+    """Files that changed during the run."""
 
     @property
     def name(self) -> str:
@@ -54,7 +62,8 @@ class Run:
     @property
     def currency(self) -> str:
         """Currency of all money."""
-        return str(self.summary.get("currency") or (self.spec.get("prices") or {}).get("currency") or "USD")
+        given = str(self.summary.get("currency") or (self.spec.get("prices") or {}).get("currency") or "USD")
+        return given if _CURRENCY.fullmatch(given) else _NO_CURRENCY
 
     @property
     def trained(self) -> Sequence[StepRecord]:
@@ -88,15 +97,15 @@ class Run:
     @property
     def instance_seconds(self) -> float:
         """Instance-seconds so far."""
-        given = self.summary.get("gpu_seconds")
+        given = self.summary.get("instance_seconds")
         if given is not None:
             return float(given)
         return sum(account.seconds for record in self.records for account in record.ledger.values())
 
     @property
-    def accuracies(self) -> Sequence[tuple[int, float]]:
-        """(step, accuracy) of every evaluation."""
-        return [(record.step, record.accuracy) for record in self.records if record.accuracy is not None]
+    def held_out_rewards(self) -> Sequence[tuple[int, float]]:
+        """(step, mean reward) of every evaluation."""
+        return [(each.step, each.held_out_reward) for each in self.records if each.held_out_reward is not None]
 
 
 def read_run(folder: str) -> Run:
@@ -111,13 +120,15 @@ def read_run(folder: str) -> Run:
     job_uri = artifacts.join(folder, "job.yaml")
     if not artifacts.exists(job_uri):
         raise ValueError(f"{folder} is not a run: it has no job.yaml; name the folder of a job, such as runs/my-job")
-    text = artifacts.read_bytes(job_uri).decode()
     try:
-        job = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        job = yaml.safe_load(artifacts.read_bytes(job_uri, most=MOST_BYTES))
+        if (excess := excess_of(job)) is not None:
+            raise ValueError(excess)
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{job_uri} is damaged: {error}") from error
+    job = redacted(job) if isinstance(job, dict) else {}
     return Run(
-        job_text=text,
+        job_text=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
         job=job if isinstance(job, dict) else {},
         status=_read_object(artifacts.join(folder, "status.json")),
         summary=_read_object(artifacts.join(folder, "summary.json")),
@@ -125,6 +136,7 @@ def read_run(folder: str) -> Run:
         spans=read_records(artifacts.join(folder, "ledger.jsonl"), SpanRecord),
         samples=read_records(artifacts.join(folder, "samples.jsonl"), SampleRecord),
         settings=read_settings_history(JobFolder(folder)),
+        inputs=read_changes(JobFolder(folder)),
     )
 
 
@@ -139,7 +151,7 @@ def _read_object(uri: str) -> Mapping[str, Any]:
     if not artifacts.exists(uri):
         return {}
     try:
-        value = json.loads(artifacts.read_bytes(uri))
+        value = artifacts.parse_sealed(artifacts.read_bytes(uri))
     except ValueError as error:
         raise ValueError(f"{uri} is damaged: {error}; restore it or delete it") from error
     return value if isinstance(value, dict) else {}

@@ -8,7 +8,7 @@ from typing import Any
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.records.record import SpanRecord
-from rlhfless_operator.report.charts import Mark, Series, line_chart, share_bar
+from rlhfless_operator.report.charts import Mark, Series, legend, line_chart, share_bar
 from rlhfless_operator.report.gantt import gantt, lanes
 from rlhfless_operator.report.page import page
 from rlhfless_operator.simulator.policies import POLICIES
@@ -83,17 +83,17 @@ def _front(policies: Sequence[dict[str, Any]], front: Sequence[dict[str, Any]]) 
 
 def _idle(policies: Sequence[dict[str, Any]]) -> str:
     most = max(row["gpu_seconds"] for row in policies)
-    rows = ""
+    rows = legend([("busy", "busy"), ("idle", "idle"), ("not held", "unheld")])
     for row in policies:
         held, idle = row["gpu_seconds"], row["gpu_seconds"] * row["idle_share"]
-        bar = share_bar([("busy", held - idle, "busy"), ("idle", idle, "idle"), ("not held", most - held, "none")])
+        bar = share_bar([("busy", held - idle, "busy"), ("idle", idle, "idle"), ("not held", most - held, "unheld")])
         rows += f"<p>{escape(row['policy'])}: {held:.0f} GPU-seconds, {row['idle_share']:.0%} idle</p>{bar}"
     return rows
 
 
 def _gantts(scenario: Scenario, seed: int, trace: Trace | RecordedTrace | None) -> str:
     lengths = trace or scenario.draw_trace(seed)
-    content = ""
+    content = legend([(state, state) for state in ("starting", "busy", "idle")])
     for name, settings in POLICIES.items():
         step = run_policy(scenario, settings, lengths, seed)[-1]
         charts = gantt(lanes(_spans(scenario, step, everything=settings.holds_everything)), 0.0, step.seconds)

@@ -170,7 +170,7 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
     try:
         from rlhfless_functions.data.traces import read_trace_rows
     except ModuleNotFoundError as error:
-        raise ValueError(f"to read traces, pip install {error.name}, or 'rlhfless[functions]'") from error
+        raise ValueError(f"to read traces, pip install {error.name}") from error
 
     rows = read_trace_rows(str(place))
     prompts, prompt = np.unique(rows.prompt, return_inverse=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -14,12 +15,16 @@ from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.input_digests import changed, read_digests
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.training.costs.starting_point import starting_latency
 from rlhfless_operator.training.journal.begun_job import begun_job, changes_between, changes_since, write_begun_job
-from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.budget import BudgetExhaustedError, check_spent
 from rlhfless_operator.training.journal.garbage import remove_remains
-from rlhfless_operator.training.journal.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError
+from rlhfless_operator.training.journal.inputs import described, is_fixed, take_digests
+from rlhfless_operator.training.journal.lease import LEASE_SECONDS, RENEW_SECONDS, LeaseLostError, take_lease
+from rlhfless_operator.training.journal.run_folder import claim_folder
 from rlhfless_operator.training.journal.step_journal import StepJournal, committed_records, new_uid, read_status
 from rlhfless_operator.training.journal.summary import summarize
 from rlhfless_operator.training.journal.tracking import Tracking, check_tracking, open_tracking
@@ -31,6 +36,8 @@ _BEFORE_THE_FIRST_STEP = (
     *("traces", "journal", "metrics.jsonl", "samples.jsonl"),
 )
 """Folders and files that may have been made before a first step is done."""
+_BUDGET_SECONDS = 0.5
+"""Seconds between two looks at the money that the step under way has spent."""
 _RELEASE_SECONDS = 30.0
 """Longest seconds from letting an instance go until it is told to end."""
 
@@ -46,7 +53,7 @@ class JobChangedError(UserError):
     def __init__(self, fields: str, root: str) -> None:
         super().__init__(
             f"{fields} changed since this job was begun in {root};"
-            f" use another metadata.name, or start over with --fresh"
+            f" undo the change, use another metadata.name, or start over with --fresh"
         )
         self.fields = fields
 
@@ -75,20 +82,24 @@ async def drive(
         on_finished: awaited once the job has succeeded and needs no instance any more, before the last are gone.
 
     Raises:
+        FolderOfOthersError: the folder may have a user's files; nothing is changed.
         LeaseHeldError: another driver runs it.
         LeaseLostError: another driver has taken it over.
         StageFailedError: it failed; the status says so too.
         JobChangedError: it was begun with another document.
         TrackingError: a tracker that it asks for is not available.
         DeadlineExceededError: `spec.activeDeadline` has passed.
-        BudgetExhaustedError: the next step would take it past `spec.budget`; the status says that it is suspended.
+        BudgetExhaustedError: the next step would take it past `spec.budget`, or the one under way has; the status says
+            that it is suspended.
         StoreUnavailableError: the artifact store does not answer.
     """
     check_tracking(job, folder.root)
-    lease = await asyncio.to_thread(Lease.acquire, folder.root)
+    await asyncio.to_thread(claim_folder, job, folder)
+    lease = await take_lease(folder.root, progress.note)
     try:
         status = await asyncio.to_thread(_open_status, job, folder)
-        run, journal = open_run(job, folder, lease, status, make_platform, progress, gpus)
+        latency = await asyncio.to_thread(starting_latency, job, gpus.gpu)
+        run, journal = open_run(job, folder, lease, status, make_platform, progress, gpus, latency)
         journal.budget = budget or journal.budget
         on_open(run, journal)
         await _train_and_close(run, journal)
@@ -143,11 +154,26 @@ async def _train_under_lease(run: TrainingRun, journal: StepJournal) -> None:
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            renewal = tasks.create_task(keep_lease())
+            beside = [tasks.create_task(keep_lease()), tasks.create_task(_keep_budget(journal))]
             await _train_in_time(run, journal)
-            renewal.cancel()
+            for task in beside:
+                task.cancel()
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+async def _keep_budget(journal: StepJournal) -> None:
+    """Cut the step under way once it has spent more than the budget. A smaller budget counts from the next step on."""
+    begun, step = journal.budget(), journal.status.step
+    while True:
+        await asyncio.sleep(_BUDGET_SECONDS)
+        status = journal.status
+        if status.step != step:
+            begun, step = journal.budget(), status.step
+        money, gpu_seconds = journal.spent(time.monotonic())
+        under_way = status.stage is not None and step < status.steps and gpu_seconds > status.gpu_seconds
+        if under_way:
+            check_spent([begun, journal.budget()], journal.spec, money, gpu_seconds, step + 1)
 
 
 async def _train_in_time(run: TrainingRun, journal: StepJournal) -> None:
@@ -190,9 +216,9 @@ async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) 
     with contextlib.suppress(LeaseLostError, artifacts.ArtifactError):
         # A summary must not include what is not written down.
         await journal.written()
-        await asyncio.to_thread(journal.lease.check)
         summary = summarize(job, journal.status, journal.records)
-        await asyncio.to_thread(artifacts.write_json, folder.file("summary.json"), summary)
+        content = json.dumps(summary).encode()
+        await asyncio.to_thread(journal.lease.fenced, artifacts.write_bytes, folder.file("summary.json"), content)
 
 
 def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
@@ -200,18 +226,28 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
     before = begun_job(folder)
     if before is not None:
         differing = changes_between(before, job)
-        changed = [name for name in (*FIXED_FIELDS, "rehearsal") if any(change.within(name) for change in differing)]
-        if changed and not (status and status.step):
+        names = [name for name in (*FIXED_FIELDS, "rehearsal") if any(change.within(name) for change in differing)]
+        inputs = [] if names else _changed_inputs(job, folder)
+        if (names or inputs) and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault in the first step can be mended in the document.
             for name in _BEFORE_THE_FIRST_STEP:
                 artifacts.remove(folder.file(name))
+            artifacts.remove(folder.file("inputs.json"))
             status = _anew(status)
-        elif changed:
-            names = ", ".join(f"spec.{name}" for name in changed)
-            raise JobChangedError(names, folder.root)
+        elif inputs:
+            raise JobChangedError(", ".join(inputs), folder.root)
+        elif names:
+            raise JobChangedError(", ".join(f"spec.{name}" for name in names), folder.root)
     remove_remains(folder)
     write_begun_job(job, folder)
     return status or _anew(None)
+
+
+def _changed_inputs(job: RLHFJob, folder: JobFolder) -> list[str]:
+    """Return the data, templates and models of training whose content is not what the job was begun with."""
+    before = read_digests(folder) or {}
+    now = take_digests(job.spec, before)
+    return [described(name, now[name]) for name in changed(before, now) if is_fixed(name)]
 
 
 def begun_with(job: RLHFJob, folder: JobFolder, *, except_for: Collection[str] = ()) -> bool:

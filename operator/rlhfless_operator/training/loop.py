@@ -12,6 +12,7 @@ from rlhfless_operator.training.journal.garbage import remove_lines
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.changed_inputs import open_inputs
 from rlhfless_operator.training.stages.changed_settings import open_settings
 from rlhfless_operator.training.stages.datasets import data_status, open_data
 from rlhfless_operator.training.stages.evaluation import evaluate
@@ -19,6 +20,7 @@ from rlhfless_operator.training.stages.export import export
 from rlhfless_operator.training.stages.learner_choice import choose_learners
 from rlhfless_operator.training.stages.learning import Learning
 from rlhfless_operator.training.stages.look_ahead import look_ahead
+from rlhfless_operator.training.stages.mismatch import check_mismatch
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.stages.rollout_record import record_rollout
 
@@ -33,15 +35,16 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
         BudgetExhaustedError: the next step would take the job past its budget.
         LeaseLostError: another driver has the job.
     """
+    await asyncio.to_thread(open_inputs, run, journal)
     await open_data(run, journal)
-    open_settings(run, journal)
+    await asyncio.to_thread(open_settings, run, journal)
     total_steps = run.prompts.total_steps
     data: dict[str, Any] = {"data": data_status(run, "training"), "evaluation_data": data_status(run, "evaluation")}
     data |= journal.outlook(journal.status.model_copy(update={"steps": total_steps}))
     await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="", **data)
     if journal.status.step < total_steps:
         # A shorter run of this job may have exported a model that is not this one's.
-        artifacts.remove(run.folder.export)
+        await asyncio.to_thread(artifacts.remove, run.folder.export)
 
     if run.spec.asynchronous is None:
         await take_steps(run, journal)
@@ -59,7 +62,8 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
 async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
     """Take all steps that are left, each once the one before is done."""
     # Step 0 is the evaluation of the model as given.
-    first_step = 0 if run.spec.evaluation and not journal.records else journal.status.step + 1
+    is_new = journal.status.step == 0 and not journal.records
+    first_step = 0 if run.spec.evaluation and is_new else journal.status.step + 1
     for step in range(first_step, run.prompts.total_steps + 1):
         check_affordable(run, journal, step)
         rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
@@ -85,4 +89,6 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
         run.cost_model.measured(rollout.lengths)
         run.draft_history.generated(step, rollout.lengths)
         look_ahead(run, journal, step)
-        return rollout, await learning.result()
+        learned = await learning.result()
+        check_mismatch(run.spec, step, {**rollout.metrics, **learned.metrics})
+        return rollout, learned

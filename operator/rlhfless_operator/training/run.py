@@ -7,6 +7,7 @@ from typing import Any
 from rlhfless_functions.api import STAGES, Preload, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -14,7 +15,6 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.prefix_choice import PrefixChoice
-from rlhfless_operator.training.costs.starting_point import starting_latency
 from rlhfless_operator.training.costs.step_plans import StepPlans
 from rlhfless_operator.training.data.prompts import Prompts
 from rlhfless_operator.training.instances.capacity import Capacity
@@ -117,6 +117,7 @@ def open_run(
     make_platform: Callable[[Callable[[StateChange], None]], Platform],
     progress: LiveProgress,
     gpus: AvailableGpus,
+    latency: LinearLatency | None = None,
 ) -> tuple[TrainingRun, StepJournal]:
     """Open a driver's run of a job, and its journal.
 
@@ -125,9 +126,10 @@ def open_run(
         status: as the last driver left it, with this incarnation's uid.
         make_platform: where the functions run, given what is told of state changes.
         gpus: those that the job's instances have.
+        latency: of its instances, before any was measured; None if nothing is known.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=starting_latency(job, gpus.gpu))
+    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=latency)
     relays = Relays()
 
     def on_state(change: StateChange) -> None:

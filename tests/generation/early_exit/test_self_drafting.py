@@ -55,8 +55,7 @@ def test_drafts_change_no_bit_in_any_family(family: str, temperature: float, tin
             expected = results[task.prompt, 0]
             decoded = drafting.decode(task, len(expected.response_tokens), Exit(1, drafts, choice))
             assert decoded.tokens == expected.response_tokens
-            if "experts" not in family:  # Their last bits depend on what passes with them.
-                assert decoded.log_probs == expected.log_probs
+            assert decoded.log_probs == expected.log_probs
             passes += decoded.passes
         right = read.drawn[0] if choice == "drawn" else read.likeliest[0]
         assert passes == count_cycles(right, read.lengths, drafts, LONGEST).count

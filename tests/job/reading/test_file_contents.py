@@ -102,6 +102,10 @@ def test_a_rehearsal_reads_nothing_but_its_trace(folder: Path) -> None:
     [
         ('{"prompt": "x"', "line 4 of {path} is not JSON (Expecting ',' delimiter"),
         ("[1]", "line 4 of {path} holds list, not a JSON object"),
+        (
+            '{"prompt": "cut \\ud83d", "answer": "one"}',
+            "line 4 of {path}: column 'prompt' has half of a surrogate pair",
+        ),
     ],
 )
 def test_a_malformed_line_is_named(folder: Path, line: str, words: str) -> None:
@@ -110,7 +114,7 @@ def test_a_malformed_line_is_named(folder: Path, line: str, words: str) -> None:
     (fault,) = check_contents(job(), folder)
     assert fault.path == ("spec", "data", "source")
     assert words.format(path=path) in fault.message
-    assert "one" in fault.remedy
+    assert "one" in fault.remedy or "leave out the row" in fault.remedy
 
 
 def test_the_evaluations_data_is_looked_at_as_well(folder: Path) -> None:

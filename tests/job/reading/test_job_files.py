@@ -124,6 +124,6 @@ def test_what_lies_elsewhere_is_not_looked_at(folder: Path) -> None:
 
 def test_a_dataset_of_the_hub_is_named_with_how_to_have_it(folder: Path) -> None:
     [fault] = check_files(job(data={"source": "openai/gsm8k"}), folder)
-    assert "hf://datasets/openai/gsm8k/FILE.parquet" in fault.remedy
+    assert "write hub:openai/gsm8k" in fault.remedy
     assert "hf download openai/gsm8k --repo-type dataset --local-dir gsm8k" in fault.remedy
     assert check_files(job(data={"source": "hf://datasets/openai/gsm8k/main/train.parquet"}), folder) == []

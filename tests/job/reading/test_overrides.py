@@ -1,5 +1,6 @@
 """`--set`: values of a document from the command line."""
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def said(*settings: str) -> str:
         ("spec.model.source=a=b", lambda spec: spec.model.source, "a=b"),
         ("spec.model.lora=", lambda spec: spec.model.lora, None),
         ("spec.limits.stall=90s", lambda spec: spec.limits.stall, 90.0),
+        ("spec.budget.money=0.0012", lambda spec: spec.budget.money, Decimal("0.0012")),
+        ("spec.budget.money= 2.50", lambda spec: spec.budget.money, Decimal("2.50")),
+        ("spec.budget.money='2.50'", lambda spec: spec.budget.money, Decimal("2.50")),
+        ("spec.budget={money: '2.50'}", lambda spec: spec.budget.money, Decimal("2.50")),
+        ("spec.prices.instanceHour=0.10", lambda spec: spec.prices.instance_hour, Decimal("0.10")),
+        ("spec.prices.accelerators.H100=3.90", lambda spec: spec.prices.accelerators["H100"], Decimal("3.90")),
     ],
 )
 def test_a_value_is_set(setting: str, read: Any, value: Any) -> None:
@@ -45,6 +52,7 @@ def test_a_later_setting_stands_over_an_earlier_one_and_sections_are_made() -> N
     [
         ("spec.step=5", "--set: spec.step: unknown field; did you mean steps?"),
         ("spec.batch.num_generations=5", "--set: spec.batch.num_generations: unknown field; it is spec.batch.samples"),
+        ("spec.learning_rate=1e-6", "--set: spec.learning_rate: unknown field; it belongs to spec.algorithm.critic or"),
         ("spec.steps=0", "--set: spec.steps: 0 is out of bounds; write at least 1"),
         ("spec.steps=five", '--set: spec.steps: "five" is text, not a whole number; write a whole number'),
         ("spec.rewards.2.weight=1", "spec.rewards is a list without '2'; write a position from 0 to 1, or the whole"),
@@ -53,6 +61,7 @@ def test_a_later_setting_stands_over_an_earlier_one_and_sections_are_made() -> N
         ("spec.steps", "--set: spec.steps: has no value; write path=value"),
         ("spec..steps=1", "has an empty name between its dots"),
         ("spec.checkpoints.best=yes", "some YAML readers take yes as a truth value"),
+        ("spec.budget.money=1e-3", "--set: spec.budget.money: '1e-3' is not a price"),
         ("spec.sampling.stop=[a", "'[a' is not YAML; put it in quotes"),
     ],
 )

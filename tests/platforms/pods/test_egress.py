@@ -9,10 +9,9 @@ import pytest
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.pods.egress import HUB, addresses_of, egress_rules
 
-OUTSIDE = [
-    {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
-    {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
-]
+V4 = ["169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"]
+V6 = ["fe80::/10", "fd00:ec2::/32", "fd20:ce::/64", "fd00:42::42/128"]
+OUTSIDE = [{"ipBlock": {"cidr": "0.0.0.0/0", "except": V4}}, {"ipBlock": {"cidr": "::/0", "except": V6}}]
 REWARDS = [
     {"name": "judge", "http": {"url": "http://judge:8000/score"}},
     {"name": "digits", "python": {"file": "s3://code/reward.py"}},
@@ -85,3 +84,16 @@ def test_each_address_becomes_a_rule(address: str, rule: dict[str, Any]) -> None
 
 def test_the_same_rule_is_there_once() -> None:
     assert len(egress_rules(["https://a.example", "https://b.example"], "team", [])) == 2
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("169.254.169.254", "169.254.170.2:80", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+        *("[fe80::1]", "[fd00:ec2::254]", "[fd20:ce::254]", "[::ffff:169.254.169.254]"),
+    ],
+)
+def test_no_job_allows_the_address_at_which_a_cloud_gives_its_machines_credentials(host: str) -> None:
+    further = [{"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}]}]
+    assert len(egress_rules([f"http://{host}/latest"], "team", [])) == 1, "names alone"
+    assert egress_rules([f"http://{host}/latest"], "team", further)[1:] == further, "its administrator may"

@@ -55,3 +55,31 @@ def test_a_replacement_is_none_of_the_steps_own_prompts() -> None:
 def test_too_few_prompts_for_a_step_is_an_error_that_names_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"needs 5 different prompts and data\.source has 4; lower batch"):
         DataCursor(4, 0, shuffle=True).draw(5)
+
+
+@given(
+    mix=st.lists(st.tuples(st.integers(1, 7), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0])), min_size=2, max_size=3),
+    epochs=st.integers(1, 8),
+    shuffle=st.booleans(),
+)
+def test_rows_of_several_sources_come_as_often_as_their_weights_say(
+    mix: list[tuple[int, float]], epochs: int, shuffle: bool
+) -> None:
+    cursor = DataCursor(sum(count for count, _ in mix), 3, shuffle=shuffle, mix=mix)
+    total = cursor.prompts_in(epochs)
+    drawn = [cursor.draw(1)[0] for _ in range(total)]
+    first = 0
+    for count, weight in mix:
+        visits = [drawn.count(row) for row in range(first, first + count)]
+        assert max(visits) - min(visits) <= 1
+        assert sum(visits) == int(count * weight * epochs)
+        first += count
+    again = DataCursor(sum(count for count, _ in mix), 3, shuffle=shuffle, mix=mix)
+    half = [again.draw(1)[0] for _ in range(total // 2)]
+    resumed = again.restored(again.state())
+    assert half + [resumed.draw(1)[0] for _ in range(total - len(half))] == drawn
+
+
+def test_sources_of_equal_weight_are_drawn_as_one() -> None:
+    plain, mixed = (DataCursor(9, 5, shuffle=True, mix=mix) for mix in (None, [(4, 1.0), (5, 1.0)]))
+    assert [plain.draw(3) for _ in range(6)] == [mixed.draw(3) for _ in range(6)]

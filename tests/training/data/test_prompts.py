@@ -62,3 +62,18 @@ def test_the_data_tells_which_prefixes_its_prompts_share(tmp_path: Path) -> None
     prompts = prompts_of(tmp_path, 10, {"prefixes": tree}, steps=3)
     prompts.open_training()
     assert prompts.prefix_tree("training") == tree
+
+
+@pytest.mark.parametrize(
+    ("spec", "total", "epochs"), [({"steps": 7}, 7, 3), ({"epochs": 3}, 8, 3), ({"steps": 1}, 1, 1)]
+)
+def test_rewards_see_the_position_as_trl_counts_it(
+    tmp_path: Path, spec: dict[str, object], total: int, epochs: int
+) -> None:
+    prompts = prompts_of(tmp_path, 10, **spec)
+    prompts.open_training()
+    first, last = prompts.progress(1, "training"), prompts.progress(total, "training")
+    assert (first.finished, first.total, first.epoch, first.epochs) == (0, total, 0.0, epochs)
+    assert (last.finished, last.epoch) == (total - 1, pytest.approx((total - 1) * 0.4))
+    # An evaluation after a step sees the step as finished.
+    assert prompts.progress(total, "evaluation").finished == total

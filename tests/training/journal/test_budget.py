@@ -16,6 +16,7 @@ from rlhfless_operator.training.journal.budget import (
     BudgetExhaustedError,
     NextStep,
     check_budget,
+    check_spent,
     step_forecast,
     used,
 )
@@ -48,7 +49,7 @@ def check(budget: BudgetSpec | None, money: str, records: list[StepRecord], numb
 
 def test_before_the_first_step_nothing_is_known() -> None:
     assert step_forecast([], RATES, following(1)) is None
-    assert step_forecast([step(0, 100.0, evaluation={"accuracy": 0.5})], RATES, following(1)) is None
+    assert step_forecast([step(0, 100.0, evaluation={"reward": 0.5})], RATES, following(1)) is None
 
 
 def test_a_step_takes_what_the_dearest_of_the_last_ones_took() -> None:
@@ -129,7 +130,7 @@ def test_steps_that_are_begun_are_paid_for_first() -> None:
 
 
 def test_an_evaluation_of_a_step_that_is_begun_is_paid_for_first() -> None:
-    records = [step(0, 7.0, evaluation={"accuracy": 0.5}), step(1, 10.0)]
+    records = [step(0, 7.0, evaluation={"reward": 0.5}), step(1, 10.0)]
     begun = BegunSteps([following(2, evaluated=True)], Decimal(0), 0.0)
     check_budget(BudgetSpec(money=Decimal(44)), spec(), Decimal(17), 17.0, records, following(3), begun)
     with pytest.raises(BudgetExhaustedError):
@@ -161,6 +162,23 @@ def test_of_two_limits_the_nearer_one_counts() -> None:
     assert used(None, spec(), Decimal(900), 18.0) is None
     with pytest.raises(BudgetExhaustedError, match=r"spec.budget.gpuHours"):
         check(budget, "30", [step(1, 10.0)])
+
+
+def test_a_step_under_way_is_cut_once_the_budget_is_spent() -> None:
+    small, large = BudgetSpec(money=Decimal(100)), BudgetSpec(money=Decimal(200), gpu_hours=1.0)
+    for budgets, money, seconds in [
+        ([small, small], 100, 0.0),
+        ([small, large], 150, 0.0),
+        ([large, small], 150, 0.0),
+        ([None, small], 150, 0.0),
+        ([small, None], 150, 0.0),
+        ([None, None], 150, 0.0),
+    ]:
+        check_spent(budgets, spec(), Decimal(money), seconds, 3)
+    with pytest.raises(BudgetExhaustedError, match=r"step 3 is cut: .*\(spec.budget.money\) are spent; raise"):
+        check_spent([small, small], spec(), Decimal("100.01"), 0.0, 3)
+    with pytest.raises(BudgetExhaustedError, match=r"spec.budget.gpuHours"):
+        check_spent([large, large], spec(), Decimal(1), 3601.0, 3)
 
 
 @given(

@@ -85,13 +85,13 @@ def test_a_step_adds_its_time_and_money_and_replaces_what_is_newest() -> None:
 
 def test_the_status_before_stays_as_it_was() -> None:
     before = BEFORE.model_copy(deep=True)
-    after(before, record(evaluation={"accuracy": 0.9}), learned(checkpoint="/runs/chat/checkpoints/step-5"))
+    after(before, record(evaluation={"reward": 0.9}), learned(checkpoint="/runs/chat/checkpoints/step-5"))
     assert before == BEFORE
 
 
 def test_the_evaluation_before_the_first_step_costs_and_trains_nothing() -> None:
     before = RLHFJobStatus(phase="Running", uid="0b1f", steps=9, prompts=1000)
-    evaluated = record(0, plan=None, metrics={}, evaluation={"accuracy": 0.5})
+    evaluated = record(0, plan=None, metrics={}, evaluation={"reward": 0.5})
     spent = {"seconds": 40.0, "instance_seconds": 75.0, "gpu_seconds": 170.0, "idle_seconds": 15.0}
     assert after(before, evaluated, None) == before.model_copy(update={**spent, "cost": Decimal("0.150000")})
 
@@ -119,7 +119,7 @@ def test_the_checkpoint_is_the_newest_that_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "version", "best"),
+    ("rewards", "version", "best"),
     [
         ({1: 0.2}, 1, 0.2),
         ({1: 0.2, 2: 0.3}, 2, 0.3),
@@ -132,12 +132,12 @@ def test_the_checkpoint_is_the_newest_that_there_is() -> None:
     ],
     ids=["the first", "better", "worse", "as good", "seldom", "better than before", "none right", "never"],
 )
-def test_the_best_weights_are_the_first_with_the_highest_accuracy(
-    accuracies: dict[int, float | None], version: int | None, best: float | None
+def test_the_best_weights_are_the_first_with_the_highest_reward(
+    rewards: dict[int, float | None], version: int | None, best: float | None
 ) -> None:
     status = RLHFJobStatus()
-    for step, accuracy in accuracies.items():
-        evaluation = None if accuracy is None else {"accuracy": accuracy}
+    for step, reward in rewards.items():
+        evaluation = None if reward is None else {"reward": reward}
         status = after(status, record(step, evaluation=evaluation), learned(step) if step else None, keep_best=True)
     assert status.best_evaluation == best
     kept = None if version is None else WeightsReference(version=version, uri=f"/runs/chat/weights/step-{version}")
@@ -146,13 +146,13 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(
 
 def test_no_weights_are_kept_where_none_are_better_than_the_model_as_given() -> None:
     status = RLHFJobStatus(weights=WeightsReference(version=0, uri="/models/base"))
-    status = after(status, record(0, evaluation={"accuracy": 0.5}), None, keep_best=True)
-    status = after(status, record(1, evaluation={"accuracy": 0.4}), learned(1), keep_best=True)
+    status = after(status, record(0, evaluation={"reward": 0.5}), None, keep_best=True)
+    status = after(status, record(1, evaluation={"reward": 0.4}), learned(1), keep_best=True)
     assert (status.best, status.best_evaluation) == (None, 0.5)
 
 
 def test_the_best_is_not_looked_for_unless_it_is_kept() -> None:
-    status = after(BEFORE, record(evaluation={"accuracy": 0.9}), learned(), keep_best=False)
+    status = after(BEFORE, record(evaluation={"reward": 0.9}), learned(), keep_best=False)
     assert (status.best, status.best_evaluation) == (BEFORE.best, BEFORE.best_evaluation)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
@@ -111,3 +113,13 @@ def test_all_batches_stay_where_rollouts_are_kept(tmp_path: Path) -> None:
     ]
     assert steps_in(folder, "results") == [f"step-{step:06d}" for step in STEPS]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]
+
+
+def test_a_list_that_lacks_the_newest_checkpoint_does_not_remove_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = filled(tmp_path)
+    list_files = artifacts.list_files
+    monkeypatch.setattr(artifacts, "list_files", lambda uri: [file for file in list_files(uri) if "000006" not in file])
+    remove_garbage(folder, status_of(folder), Retention(1))
+    assert steps_in(folder, "checkpoints") == ["step-000006", "step-000008"]

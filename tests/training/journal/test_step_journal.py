@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -66,7 +67,7 @@ async def test_a_finished_step_is_in_the_folder_before_its_status_is_told(tmp_pa
     await commit(journal, 1)
     await journal.written()
     assert told == [1]
-    assert json.loads(Path(folder.progress(1)).read_text()) == {"cursor": {"position": 1}}
+    assert artifacts.read_json(folder.progress(1)) == {"cursor": {"position": 1}}
     (span,) = lines(tmp_path / "ledger.jsonl")
     assert (span["instance"], span["state"], span["end"] - span["start"]) == ("i@1", "starting", 2.0)
     status = read_status(folder)

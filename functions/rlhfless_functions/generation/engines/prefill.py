@@ -7,12 +7,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from rlhfless_functions.generation.engines.attention import Masks
 from rlhfless_functions.generation.engines.kv_cache import padded
 
 
 def prefill(
-    model: PreTrainedModel, masks: Masks, prompts: Mapping[int, Sequence[int]]
+    model: PreTrainedModel, prompts: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[list[int], list[tuple[torch.Tensor, torch.Tensor]]]]:
     """Compute each prompt without its last token, right-padded to whole blocks.
 
@@ -21,7 +20,6 @@ def prefill(
 
     Args:
         model: on its device.
-        masks: of the model.
         prompts: tokens by prompt; a prompt of a single token has nothing to compute and is skipped.
 
     Yields:
@@ -36,7 +34,6 @@ def prefill(
         cache = DynamicCache()
         model(
             input_ids=torch.tensor(rows, device=model.device),
-            attention_mask=masks.prefill(width, model.device, model.dtype),
             position_ids=torch.arange(width, device=model.device)[None],
             past_key_values=cache,
             use_cache=True,

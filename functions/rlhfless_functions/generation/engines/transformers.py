@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.memory import free_kv_tokens
 from rlhfless_functions.generation.engines.passes import padded_rows
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
+from rlhfless_functions.generation.engines.trial import check_engine
 from rlhfless_functions.runtime.device_memory import empty, give_back
 from rlhfless_functions.runtime.host_memory import free_host_bytes
 from rlhfless_functions.runtime.task import TaskError
@@ -111,8 +113,13 @@ class TransformersEngine:
             if self._tokenizer is None or self._tokenizer[0] != model:
                 tokenizer = arriving.load_tokenizer() if arriving is not None else stored.load_tokenizer(model, weights)
                 self._tokenizer = model, tokenizer
-            if arriving is None:
+            check = partial(check_engine, _backbone(policy), masks, weights.uri) if weights.version == 0 else None
+            if arriving is not None:
+                arriving.when_settled = check
+            else:
                 torch.nn.Module.to(policy, self._device)
+                if check is not None:
+                    check()
         except BaseException:
             if arriving is not None:
                 arriving.abandon()

@@ -33,6 +33,9 @@ _COLUMNS = (
 )
 """Name, type, path and priority of what `kubectl get` shows; priority 1 with `-o wide` only."""
 
+_LONGEST_TEXT = 2**16
+"""Most characters of a text whose field has no bound of its own."""
+
 _KEPT = frozenset(
     {"type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "allOf"}
     | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys"}
@@ -135,6 +138,8 @@ class _Converter:
         converted = {key: value for key, value in schema.items() if key in _KEPT}
         if "description" in schema:
             converted = {"description": " ".join(schema["description"].split()), **converted}
+        if schema.get("type") == "string" and not {"enum", "maxLength", "const"} & schema.keys():
+            converted["maxLength"] = _LONGEST_TEXT
         if "const" in schema:
             converted["enum"] = [schema["const"]]
         for bound, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):

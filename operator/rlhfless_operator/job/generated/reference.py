@@ -93,7 +93,7 @@ def _metrics() -> str:
         ("metrics: of the samples", "Means over the step. An evaluation has the same.", PREPARATION_METRICS),
         ("metrics: of generation and its plan", "How the step ran.", DRIVER_METRICS),
         ("metrics: of learning", "A step has those of its algorithm.", LEARNING_METRICS),
-        ("evaluation", "In addition to the metrics of samples above.", {"accuracy": EVALUATION_METRICS["accuracy"]}),
+        ("evaluation", "The metrics of samples above, on held-out prompts.", {"reward": EVALUATION_METRICS["reward"]}),
     )
     tables = "".join(
         f"### {title}\n\n{text}\n\n| Name | Unit | Meaning |\n|---|---|---|\n"

@@ -7,6 +7,7 @@ from pydantic.alias_generators import to_camel
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
+    DataSettings,
     ImportanceSamplingSettings,
     KlSettings,
     RejectionSettings,
@@ -53,6 +54,14 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             " (!has(self.kl) || self.kl.coefficient == 0.0 || self.kl.placement != 'reward'))",
             "advantageNormalization: group_per_reward needs advantage: group, and a kl.placement other than reward",
         ),
+        CelRule(
+            f"!has(self.whitenOver) || {_NORMALIZATION} in ['batch', 'group_per_reward']",
+            "whitenOver needs advantageNormalization: batch or group_per_reward",
+        ),
+        CelRule(
+            f"!has(self.whitenOver) || self.whitenOver == 'tokens' || {_ADVANTAGE} in ['group', 'leave_one_out']",
+            "whitenOver: samples needs advantage: group or leave_one_out",
+        ),
     ),
     ImportanceSamplingSettings: (CelRule("!has(self.low) || self.low < self.high", "low must be less than high"),),
     RejectionSettings: (CelRule("!has(self.low) || self.low < self.high", "low must be less than high"),),
@@ -72,6 +81,7 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             "minibatchSamples must divide promptsPerStep × samplesPerPrompt",
         ),
     ),
+    DataSettings: (CelRule("has(self.source) != has(self.sources)", "data needs source or sources"),),
     RewardSettings: (CelRule(f"[{_KINDS}].filter(given, given).size() == 1", "a reward needs exactly one kind"),),
     VolumeSpec: (
         CelRule(

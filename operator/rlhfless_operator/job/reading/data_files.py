@@ -1,5 +1,6 @@
 """The columns of a dataset's files, found without reading the files into memory."""
 
+import csv
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,9 @@ from typing import Any, BinaryIO, cast
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
-from rlhfless_functions.data.rows import JsonLineError, Row, json_rows, kind_of_file, lookup
-from rlhfless_functions.settings import DataSettings
+from rlhfless_functions.data.rows import JsonLineError, Row, json_rows, kind_of_file, lookup, surrogate_fault
+from rlhfless_functions.data.sources import SourceError, choose_split, local_files
+from rlhfless_functions.settings import MixedSource
 
 
 class UnreadableDataError(ValueError):
@@ -37,39 +39,73 @@ class Columns:
     """The wanted columns in which at least one row has a value."""
 
 
-def read_columns(data: DataSettings, path: Path, wanted: Iterable[str]) -> Columns | None:
-    """Read the columns of a local dataset.
+def read_columns(data: MixedSource, path: Path, wanted: Iterable[str]) -> Columns | None:
+    """Read the columns of a local source.
 
     Args:
         data: how to read it.
-        path: its path.
+        path: its path, or a pattern.
         wanted: columns to look for; a dot separates a nested column from its parent.
 
     Returns:
-        None if the columns can't be found out: for Parquet without pyarrow, and for files of an unknown kind.
+        None if the columns can't be found out: for Parquet without pyarrow, and for formats that are only read whole.
 
     Raises:
-        UnreadableDataError: the dataset is damaged, or has no rows.
+        UnreadableDataError: the source is damaged, has no rows, or does not tell which files are meant.
     """
-    match _format(data, path):
+    wanted = frozenset(wanted)
+    try:
+        files = local_files(path, data.split) if data.format != "datasets" else None
+        if files is None:
+            return _of_shape(_saved_shape(path, data.split), wanted)
+    except SourceError as error:
+        raise UnreadableDataError(error.message, error.remedy) from error
+    kind = kind_of_file(files[0].name) if data.format == "auto" else data.format
+    if kind is None:
+        message = f"{path} is no file of JSON lines, JSON, Parquet, CSV, TSV or Arrow by its name"
+        raise UnreadableDataError(message, "set data.format to its format")
+    found = [_columns_of(kind, file, wanted) for file in files]
+    known = [columns for columns in found if columns is not None]
+    if len(known) < len(found):
+        return None
+    names = list(dict.fromkeys(name for columns in known for name in columns.names))
+    return Columns(names, frozenset().union(*(columns.held for columns in known)))
+
+
+def _columns_of(kind: str, path: Path, wanted: frozenset[str]) -> Columns | None:
+    match kind:
+        case "jsonl" if _is_array(path):
+            return None
         case "jsonl":
-            return _of_rows(_rows(path), frozenset(wanted), path)
+            return _of_rows(_rows(path, wanted), wanted, path)
         case "parquet" if importlib.util.find_spec("pyarrow") is not None:
             return _of_shape(_parquet_shape(path), wanted)
-        case "datasets":
-            return _of_shape(_saved_shape(path), wanted)
+        case "csv" | "tsv":
+            return _of_first_line(path, "," if kind == "csv" else "\t", wanted)
     return None
 
 
-def _format(data: DataSettings, path: Path) -> str | None:
-    if data.format != "auto":
-        return data.format
-    return kind_of_file(path.name) or ("datasets" if path.is_dir() else None)
+def _is_array(path: Path) -> bool:
+    """Return whether a JSON file is one list, and not a line for each row."""
+    first = next((line for line in _lines(path) if line.strip()), b"")
+    return first.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _of_first_line(path: Path, delimiter: str, wanted: frozenset[str]) -> Columns:
+    """Return the columns that the first line of a CSV or TSV file names."""
+    text = next(_lines(path), b"").decode("utf-8-sig", errors="replace")
+    names = next(csv.reader([text], delimiter=delimiter), [])
+    return Columns(names, wanted & frozenset(names))
+
+
+def _rows(path: Path, wanted: Iterable[str]) -> Iterator[Row]:
     try:
-        yield from (row for _, row in json_rows(_lines(path)))
+        for number, row in json_rows(_lines(path)):
+            for column in wanted:
+                if fault := surrogate_fault(lookup(row, column)):
+                    message, _, remedy = f"line {number} of {path}: column {column!r} {fault}".rpartition("; ")
+                    raise UnreadableDataError(message, remedy)
+            yield row
     except JsonLineError as error:
         raise UnreadableDataError(f"line {error.number} of {path} {error.fault}", error.remedy) from error
 
@@ -115,7 +151,7 @@ def _parquet_shape(path: Path) -> dict[str, Any]:
     return {field.name: below(field.type) for field in schema}
 
 
-def _saved_shape(folder: Path) -> dict[str, Any]:
+def _saved_shape(folder: Path, split: str | None) -> dict[str, Any]:
     """Return the same for a folder that `datasets` saved. If it has several splits, use `train`."""
 
     def below(feature: Any) -> Any:
@@ -125,8 +161,10 @@ def _saved_shape(folder: Path) -> dict[str, Any]:
     try:
         if (folder / "dataset_dict.json").is_file():
             splits = json.loads((folder / "dataset_dict.json").read_bytes())["splits"]
-            folder = folder / ("train" if "train" in splits else splits[0])
+            folder = folder / choose_split(splits, split, str(folder))
         features = json.loads((folder / "dataset_info.json").read_bytes())["features"]
+    except SourceError:
+        raise
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UnreadableDataError(
             f"{folder} is not a folder written by save_to_disk", "name such a folder, or a .jsonl or .parquet file"

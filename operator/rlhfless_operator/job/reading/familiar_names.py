@@ -96,6 +96,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "data.promptColumn": ("input_key", "prompt_key"),
     "data.groundTruthColumn": ("label_key", "answer_key"),
     "data.systemPrompt": ("system",),
+    "data.chatTemplateKwargs": ("chat_template_kwargs", "apply_chat_template_kwargs"),
     "data.longPrompts": ("filter_overlong_prompts", "truncation"),
     "data.shuffle": ("shuffle_dataset",),
     "sampling.temperature": ("sampling_temperature",),

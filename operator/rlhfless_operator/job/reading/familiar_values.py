@@ -88,6 +88,13 @@ def _tracker(value: Any, spec: Spec) -> str | None:
     return f"write spec.tracking: {{{', '.join(wanted)}}}" if wanted else None
 
 
+def _critic_warmup(value: Any, spec: Spec) -> str | None:
+    """Convert verl's step from which the policy learns into the number of steps before it."""
+    if not _is_number(value) or value < 1:
+        return None
+    return f"write spec.algorithm.critic.warmupSteps: {value - 1:g} (in verl the policy learns from step {value:g} on)"
+
+
 def _always(text: str) -> Callable[[Any, Spec], str | None]:
     return lambda value, spec: text
 
@@ -103,6 +110,7 @@ _MEANINGS: dict[str, Callable[[Any, Spec], str | None]] = {
     "gradient_accumulation_steps": _batch,
     "adv_estimator": _estimator,
     "advantage_estimator": _estimator,
+    "critic_warmup": _critic_warmup,
     "trainer": _trainer,
     "algo": _trainer,
     "scale_rewards": _scaling,

@@ -1,15 +1,18 @@
 """The check that the contents of a job's local files fit the job: columns of data, labels and layers of models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlhfless_functions.data.code_tests.forms import TEST_COLUMNS
 from rlhfless_functions.data.rows import GROUND_TRUTH_COLUMNS, PROMPT_COLUMNS
-from rlhfless_functions.settings import DataSettings, RewardSettings
+from rlhfless_functions.data.sources import is_pattern
+from rlhfless_functions.settings import DataSettings, MixedSource, RewardSettings
+from rlhfless_functions.settings.data import HUB
 from rlhfless_operator.job.paths import exists, is_uri, local_file, local_model
 from rlhfless_operator.job.reading.data_files import Columns, UnreadableDataError, read_columns
 from rlhfless_operator.job.reading.fields import Path as FieldPath
 from rlhfless_operator.job.reading.fields import show_path
-from rlhfless_operator.job.reading.job_files import FileFault
+from rlhfless_operator.job.reading.job_files import FileFault, sources_of
 from rlhfless_operator.job.reading.model_files import UnreadableModelError, label_count, layer_names, read_config
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 
@@ -41,11 +44,12 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
     """Return the files and models that this machine can't check: a line each, with the field and the reason."""
     spec = job.spec
     models: list[tuple[FieldPath, str]] = [(("spec", "model", "source"), spec.model.source)]
-    files: list[tuple[FieldPath, str]] = [(("spec", "data", "source"), spec.data.source)]
+    datasets = [*sources_of(("spec", "data"), spec.data)]
     if spec.model.tokenizer is not None:
         models.append((("spec", "model", "tokenizer"), spec.model.tokenizer))
     if spec.evaluation is not None:
-        files.append((("spec", "evaluation", "data", "source"), spec.evaluation.data.source))
+        datasets += sources_of(("spec", "evaluation", "data"), spec.evaluation.data)
+    files: list[tuple[FieldPath, str]] = [((*place, "source"), part.source) for place, part in datasets]
     for place, reward in _every_reward(spec).items():
         if reward.model is not None:
             models.append(((*place, "model", "source"), reward.model.source))
@@ -59,7 +63,9 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
         if local_model(name, base) is None
     ]
     return found + [
-        f"{show_path(field)}: {name} is not on this machine" for field, name in files if local_file(name, base) is None
+        f"{show_path(field)}: {name} is {'on the hub' if name.startswith(HUB) else 'not on this machine'}"
+        for field, name in files
+        if local_file(name, base) is None
     ]
 
 
@@ -128,19 +134,26 @@ def _reward_model(field: FieldPath, name: str, base: Path) -> Iterator[FileFault
         )
 
 
-def _data(field: FieldPath, data: DataSettings, rewards: list[_Placed], base: Path) -> Iterator[FileFault]:
+def _data(section: FieldPath, data: DataSettings, rewards: list[_Placed], base: Path) -> Iterator[FileFault]:
+    for field, part in sources_of(section, data):
+        yield from _source(field, part, rewards, base)
+
+
+def _source(field: FieldPath, data: MixedSource, rewards: list[_Placed], base: Path) -> Iterator[FileFault]:
     path = local_file(data.source, base)
-    if path is None or not exists(path) or (path.is_file() and not path.stat().st_size):
+    if path is None or not (exists(path) or is_pattern(data.source)) or (path.is_file() and not path.stat().st_size):
         return
-    tests = [reward.code.tests_column for _, reward in rewards if reward.code is not None]
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    tests = [name for _, reward in rewards if reward.code is not None for name in _tests_columns(reward)]
     named = [name for name in (data.prompt_column, data.ground_truth_column) if name is not None]
     try:
         columns = read_columns(data, path, {*PROMPT_COLUMNS, *GROUND_TRUTH_COLUMNS, *tests, *named})
     except UnreadableDataError as error:
         yield FileFault((*field, "source"), str(error), error.remedy)
         return
-    if columns is None:
-        return
+    if columns is None or data.map is not None:
+        return  # The columns that `map` makes are known only once it runs.
     yield from _named_column(field, "promptColumn", data.prompt_column, path, columns)
     if data.prompt_column is None and columns.held.isdisjoint(PROMPT_COLUMNS):
         lack = f"{path} has no prompt column (one of {', '.join(PROMPT_COLUMNS)})"
@@ -148,14 +161,20 @@ def _data(field: FieldPath, data: DataSettings, rewards: list[_Placed], base: Pa
     yield from _named_column(field, "groundTruthColumn", data.ground_truth_column, path, columns)
     truth = data.ground_truth_column is not None or not columns.held.isdisjoint(GROUND_TRUTH_COLUMNS)
     for place, reward in rewards:
-        if reward.code is not None and reward.code.tests_column not in columns.held:
-            lack = f"{path} has no column {reward.code.tests_column!r}, which {reward.name} takes its tests from"
+        if reward.code is not None and columns.held.isdisjoint(_tests_columns(reward)):
+            either = " or ".join(map(repr, _tests_columns(reward)))
+            lack = f"{path} has no column {either}, which {reward.name} takes its tests from"
             remedy = f"it has {', '.join(columns.names)}: set code.testsColumn to one of them, or add the column"
             yield FileFault((*place, "code", "testsColumn"), lack, remedy)
         if reward.kind in _NEEDING_TRUTH and not truth:
             usual = ", ".join(GROUND_TRUTH_COLUMNS[:4])
             lack = f"{path} has no ground truth (a column {usual} …), which {reward.name} compares with"
             yield FileFault(place, lack, _name_one(columns, "groundTruthColumn"))
+
+
+def _tests_columns(reward: RewardSettings) -> Sequence[str]:
+    named = reward.code.tests_column if reward.code is not None else None
+    return TEST_COLUMNS if named is None else (named,)
 
 
 def _named_column(

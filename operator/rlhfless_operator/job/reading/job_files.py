@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhfless_functions.settings import DataSettings, PythonReward, RewardSettings
+from rlhfless_functions.data.sources import SourceError, is_pattern, local_files
+from rlhfless_functions.settings import DataSettings, MixedSource, PythonReward, RewardSettings, RowFunction
 from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.job.reading.fields import Path as FieldPath
 from rlhfless_operator.job.spec import RLHFJob
@@ -39,9 +40,9 @@ def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
         faults += _folder(("spec", "model", "tokenizer"), spec.model.tokenizer, base)
     if spec.model.chat_template is not None:
         faults += _chat_template(("spec", "model", "chatTemplate"), spec.model.chat_template, base)
-    faults += _data(("spec", "data", "source"), spec.data, base)
+    faults += _data(("spec", "data"), spec.data, base)
     if spec.evaluation is not None:
-        faults += _data(("spec", "evaluation", "data", "source"), spec.evaluation.data, base)
+        faults += _data(("spec", "evaluation", "data"), spec.evaluation.data, base)
         faults += _rewards(("spec", "evaluation", "rewards"), spec.evaluation.rewards or [], base)
     return [*faults, *_rewards(("spec", "rewards"), spec.rewards, base)]
 
@@ -83,13 +84,33 @@ def _chat_template(field: FieldPath, text: str, base: Path) -> Iterator[FileFaul
         )
 
 
-def _data(field: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFault]:
-    path = local_file(data.source, base)
+def sources_of(field: FieldPath, data: DataSettings) -> list[tuple[FieldPath, MixedSource]]:
+    """Return the sources of a dataset, each with the path of the section that names it."""
+    if data.sources is None:
+        return [(field, part) for part in data.parts]
+    return [((*field, "sources", number), part) for number, part in enumerate(data.parts)]
+
+
+def _data(section: FieldPath, data: DataSettings, base: Path) -> Iterator[FileFault]:
+    for place, part in sources_of(section, data):
+        yield from _source((*place, "source"), part, base)
+        for name, function in (("map", part.map), ("filter", part.filter)):
+            if function is not None:
+                yield from _python((*place, name), function, base)
+
+
+def _source(field: FieldPath, part: MixedSource, base: Path) -> Iterator[FileFault]:
+    path = local_file(part.source, base)
     if path is None:
         return
-    if not exists(path):
-        if hub := hub_remedy(data.source):
-            yield FileFault(field, f"{data.source} is neither a file nor a folder beside the job file ({path})", hub)
+    if not exists(path) and is_pattern(part.source):
+        try:
+            local_files(path, part.split)
+        except SourceError as error:
+            yield FileFault(field, error.message, error.remedy)
+    elif not exists(path):
+        if hub := hub_remedy(part.source):
+            yield FileFault(field, f"{part.source} is neither a file nor a folder beside the job file ({path})", hub)
         else:
             yield FileFault(field, f"{path} does not exist", "check the path; it is relative to the job file")
     elif path.is_dir() and not any(path.iterdir()):
@@ -104,13 +125,12 @@ def hub_remedy(source: str) -> str | None:
         return None
     local = source.rpartition("/")[2]
     return (
-        f"if you mean a dataset on the Hugging Face hub, name one of its files, such as"
-        f" hf://datasets/{source}/FILE.parquet, or download it (hf download {source} --repo-type dataset --local-dir"
-        f" {local}) and name the file in {local}"
+        f"if you mean a dataset on the Hugging Face hub, write hub:{source}, or download it (hf download {source}"
+        f" --repo-type dataset --local-dir {local}) and name {local}"
     )
 
 
-def _python(field: FieldPath, reward: PythonReward, base: Path) -> Iterator[FileFault]:
+def _python(field: FieldPath, reward: PythonReward | RowFunction, base: Path) -> Iterator[FileFault]:
     path = local_file(reward.file, base)
     if path is None:
         return

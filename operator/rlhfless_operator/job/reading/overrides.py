@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhfless_operator.job.reading.fields import Path, show_path
-from rlhfless_operator.job.reading.remedies import show_value
+from rlhfless_operator.job.reading.remedies import show_value, unit_at
 from rlhfless_operator.job.reading.yaml_document import Document, DocumentFault, UnreadableDocumentError, read_value
 
 
@@ -47,7 +47,9 @@ def _set(content: dict[str, Any], setting: str) -> Path:
         key = _key(place, part, path)
         path = (*path, key)
         if number == len(parts) - 1:
-            place[key] = read_value(value)
+            read = read_value(value)
+            # A price or an amount of money is exact: what the command line has is kept as written.
+            place[key] = value.strip() if isinstance(read, float) and unit_at(path) == "money" else read
         elif isinstance(place, list) or place.get(key) is not None:
             place = place[key]
         else:

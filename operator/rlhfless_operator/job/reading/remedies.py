@@ -75,10 +75,10 @@ def unknown_field(path: Path, content: Any = None) -> Advice:
         return "unknown field", f"it is {ours} here"
     if reason := familiar_names.reason_for_absence(name):
         return "unknown field", f"remove it: {reason}"
-    if near := intended_sibling(path):
-        return "unknown field", f"did you mean {near}?"
     if places := _places(name):
         return "unknown field", f"it belongs to {' or '.join(places)}"
+    if near := intended_sibling(path):
+        return "unknown field", f"did you mean {near}?"
     known = ", ".join(fields_of(model)) if model else ""
     return "unknown field", f"known here: {known}" if known else "remove it"
 
@@ -106,7 +106,7 @@ def missing_field(path: Path) -> Advice:
 
 def number_without_unit(path: Path, value: Any) -> Advice:
     """Return the advice for a duration, an amount of memory or a price that is a bare number."""
-    unit = _unit_at(path)
+    unit = unit_at(path)
     if unit == "money":
         return f"{show_value(value)} is a binary number, which can't hold exact decimals", UNIT_REMEDIES["money"]
     return f"{show_value(value)} has no unit", UNIT_REMEDIES[unit] if unit else _REFERENCE
@@ -124,7 +124,7 @@ def broken_rule(path: Path, text: str) -> tuple[Path, Advice]:
     message, _, remedy = text.partition(": write ")
     if remedy:
         return path, (message, f"write {remedy}")
-    unit = _unit_at(path)
+    unit = unit_at(path)
     return path, (message, UNIT_REMEDIES[unit] if unit else _REFERENCE)
 
 
@@ -134,7 +134,7 @@ def wrong_value(path: Path, details: ErrorDetails) -> Advice:
     context: dict[str, Any] = details.get("ctx", {})
     if kind == "literal_error" and field:
         return f"{show_value(value)} is not a choice", _choose(value, field.choices)
-    if (unit := _unit_at(path)) and not (field and field.many):
+    if (unit := unit_at(path)) and not (field and field.many):
         return f"{show_value(value)} is not {_UNIT_NAMES[unit]}", UNIT_REMEDIES[unit]
     if kind in _TYPES:
         return _wrong_type(value, _TYPES[kind], model_at(RLHFJob, path) if kind == "model_type" else None)
@@ -219,7 +219,7 @@ def _field(path: Path) -> DocumentField | None:
     return fields_of(model).get(str(path[-1])) if model else None
 
 
-def _unit_at(path: Path) -> Unit | None:
+def unit_at(path: Path) -> Unit | None:
     """Return the unit of the value at `path`, which may be a value of a mapping."""
     if field := _field(path):
         return field.unit

@@ -1,7 +1,7 @@
 """The pods of a stage on a cluster.
 
 - `job_objects`: create and remove the objects of a job's functions. `manifests`: their manifests. `egress`: the
-  destinations of pods. `affinity`: place pods near each other.
+  destinations of pods. `affinity`: place pods near each other. `store_mounts`: keep them out of others' folders.
 - `stage_pods`: the book of a stage's pods. `pod_watch`: the watch that fills it. `pod_events`: warnings about a pod.
   `node_places`: the location of nodes.
 - `stage_scaler`: control the number of a stage's pods. `scaling`: compute it.

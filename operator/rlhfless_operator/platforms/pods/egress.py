@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlhfless_functions.settings import DataSettings
+from rlhfless_functions.settings.data import HUB as DATASET
 from rlhfless_operator.job.paths import is_uri
 from rlhfless_operator.job.spec import RLHFJob
 
@@ -22,9 +23,15 @@ _SOME_STORE = "https://store.invalid"
 """A store of which only HTTPS is known."""
 _PORTS = {"http": 80, "https": 443}
 _NAMES: Rule = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+_METADATA = (
+    *("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"),
+    *("fe80::/10", "fd00:ec2::/32", "fd20:ce::/64", "fd00:42::42/128"),
+)
+"""Addresses at which clouds tell their machines about themselves, credentials included: all link-local ones, and those
+of Alibaba, Azure, Oracle, AWS, Google and Scaleway."""
 _ANYWHERE: tuple[Rule, ...] = (
-    {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
-    {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": [each for each in _METADATA if ":" not in each]}},
+    {"ipBlock": {"cidr": "::/0", "except": [each for each in _METADATA if ":" in each]}},
 )
 
 
@@ -56,12 +63,13 @@ def egress_rules(addresses: Iterable[str], namespace: str, further: Iterable[Rul
     rules = [_NAMES]
     for address in sorted(addresses):
         rule = _rule(address, namespace)
-        if rule not in rules:
+        if rule is not None and rule not in rules:
             rules.append(rule)
     return [*rules, *further]
 
 
-def _rule(address: str, namespace: str) -> Rule:
+def _rule(address: str, namespace: str) -> Rule | None:
+    """Return the rule that lets pods connect to an address; None if no job may allow it."""
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 443)
     ports = [{"port": port, "protocol": "TCP"}]
@@ -70,6 +78,9 @@ def _rule(address: str, namespace: str) -> Rule:
     except ValueError:
         pass
     else:
+        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+        if any((mapped or ip) in network for network in map(ipaddress.ip_network, _METADATA)):
+            return None
         return {"to": [{"ipBlock": {"cidr": f"{ip}/{ip.max_prefixlen}"}}], "ports": ports}
     labels = host.removesuffix(".").removesuffix(".cluster.local").split(".")
     # The port of a Service may differ from that of its pods.
@@ -86,6 +97,8 @@ def _pods_of(namespace: str) -> Rule:
 
 def _store(uri: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a URI's store; empty for a store that needs no network."""
+    if uri.startswith(DATASET):
+        return environment.get("HF_ENDPOINT") or HUB
     scheme = uri.rpartition("::")[2].partition("://")[0]
     if scheme in ("file", "local", "memory"):
         return ""
@@ -100,7 +113,9 @@ def _files(job: RLHFJob) -> Iterator[str]:
     spec = job.spec
     yield from _models(job)
     data: list[DataSettings] = [spec.data, *([spec.evaluation.data] if spec.evaluation else [])]
-    yield from (each.source for each in data)
+    for part in (part for each in data for part in each.parts):
+        yield part.source
+        yield from (function.file for function in (part.map, part.filter) if function is not None)
     yield from (reward.python.file for reward in spec.all_rewards if reward.python is not None)
     if spec.rehearsal is not None:
         yield spec.rehearsal.trace

@@ -263,7 +263,7 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
         "volumeMounts": [
             {"name": "rlhfless-tmp", "mountPath": "/tmp"},
             {"name": "rlhfless-shm", "mountPath": "/dev/shm"},
-            *({"name": name, "mountPath": volume.mount_path, "readOnly": volume.read_only} for name, volume in volumes),
+            *(_mount(name, volume) for name, volume in volumes),
         ],
     }
     if pods.resources is not None:
@@ -308,6 +308,11 @@ def _resources(resources: ResourcesSpec, slots: SlotsWanted | None) -> Manifest:
         for amounts in asked.values():
             amounts.pop(slots.resource, None)
     return asked
+
+
+def _mount(name: str, volume: VolumeSpec) -> Manifest:
+    mount: Manifest = {"name": name, "mountPath": volume.mount_path, "readOnly": volume.read_only}
+    return mount if volume.sub_path is None else mount | {"subPath": volume.sub_path}
 
 
 def _source(volume: VolumeSpec) -> Manifest:

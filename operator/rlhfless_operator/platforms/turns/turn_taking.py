@@ -300,7 +300,9 @@ class TurnTaking:
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with asyncio.timeout(_SLEEP_SECONDS):
                 while (view := book.view(pod)) is not None and not view.deleting:
-                    async with self._session.post(f"{_url(view)}/v1/sleep", headers=headers) as response:
+                    async with self._session.post(
+                        f"{_url(view)}/v1/sleep", headers=headers, allow_redirects=False
+                    ) as response:
                         if response.status != 409:
                             return response.status == 200
                     await asyncio.sleep(_POLL_SECONDS)
@@ -334,7 +336,7 @@ class TurnTaking:
 async def _answers(session: aiohttp.ClientSession, view: PodView) -> bool:
     """Return whether a pod's process answers."""
     try:
-        async with session.get(f"{_url(view)}/healthz"):
+        async with session.get(f"{_url(view)}/healthz", allow_redirects=False):
             return True
     except aiohttp.ClientConnectorError:
         return False

@@ -27,6 +27,7 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
 from rlhfless_operator.training.stages.evaluation import evaluate, evaluation_due
 from rlhfless_operator.training.stages.learning import Learning, checkpoint_due
+from rlhfless_operator.training.stages.mismatch import check_mismatch
 from rlhfless_operator.training.stages.rollout_record import groups_metrics
 
 
@@ -38,7 +39,7 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
         BudgetExhaustedError: the next step would take the job past its budget.
         LeaseLostError: another driver has the job.
     """
-    if run.spec.evaluation and not journal.records:
+    if run.spec.evaluation and journal.status.step == 0 and not journal.records:
         check_affordable(run, journal, 0)
         await journal.commit(0, None, None, await evaluate(run, journal, 0, run.requests.initial), run.position)
     files = AsyncJournal(run.folder)
@@ -96,6 +97,7 @@ class LearnedSteps:
         Raises:
             StageFailedError: generation, preparation or learning can't be done.
             UnscorableError: too few of the samples have a reward.
+            MismatchError: engine and learner disagree.
             BudgetExhaustedError: the step would take the job past its budget.
             LeaseLostError: another driver has the job.
         """
@@ -193,6 +195,7 @@ class LearnedSteps:
 
     async def _write_down(self, batch: StepBatch, learned: LearnResult) -> None:
         step = learned.weights.version
+        check_mismatch(self._run.spec, step, {**batch.metrics, **learned.metrics})
         evaluation = await evaluate(self._run, self._journal, step, learned.weights)
         await self._journal.commit(step, batch, learned, evaluation, partial(_position, self._run, self._ahead, batch))
         self._ahead.advance()

@@ -1,6 +1,5 @@
 """The shape of the model that a job names. Forecasts of latency and memory rest on it."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,10 +7,12 @@ from typing import Any
 
 import yaml
 
+from rlhfless_functions import artifacts
 from rlhfless_operator.planner.latency.devices import model_shape
 from rlhfless_operator.planner.latency.roofline import MODELS, ModelShape
 from rlhfless_operator.training.costs.hub import HubUnavailableError, cached_config
 
+_MOST_BYTES = 2**22
 _KNOWN = Path(__file__).with_name("known_models.yaml")
 _QUANTIZED = ("awq", "gptq", "fp8", "int4", "int8", "4bit", "8bit", "bnb", "gguf", "mlx", "w4a16", "w8a8")
 """Words in the names of models whose weights are smaller than those of the model that they were made from."""
@@ -65,7 +66,11 @@ def read_model_shape(folder: Path) -> ModelShape:
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing: give the folder of a Hugging Face model")
-    return _measured_twin(model_shape(folder.name, json.loads(path.read_text())))
+    try:
+        config = artifacts.read_json(str(path), most=_MOST_BYTES)
+    except artifacts.ArtifactError as error:
+        raise ValueError(str(error)) from error
+    return _measured_twin(model_shape(folder.name, config))
 
 
 @cache

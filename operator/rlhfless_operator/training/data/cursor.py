@@ -1,6 +1,7 @@
 """The position in the training data. It is part of the checkpoint: no prompt is skipped or repeated."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,9 +14,13 @@ class DataCursor:
         prompts: number of prompts in the dataset.
         seed: the job's seed; with the epoch it makes the order.
         shuffle: draw in a new order in each epoch, or in the dataset's.
+        mix: number of prompts of each source, one after the other, and its weight: how often each comes in an epoch.
     """
 
-    def __init__(self, prompts: int, seed: int, *, shuffle: bool) -> None:
+    def __init__(
+        self, prompts: int, seed: int, *, shuffle: bool, mix: Sequence[tuple[int, float]] | None = None
+    ) -> None:
+        self._mix = None if mix is None or all(weight == 1 for _, weight in mix) else tuple(mix)
         self._prompts = prompts
         self._seed = seed
         self._shuffle = shuffle
@@ -65,23 +70,52 @@ class DataCursor:
 
     def restored(self, state: dict[str, Any]) -> Self:
         """Return a cursor over the same data at a saved position."""
-        cursor = type(self)(self._prompts, self._seed, shuffle=self._shuffle)
+        cursor = type(self)(self._prompts, self._seed, shuffle=self._shuffle, mix=self._mix)
         cursor._epoch, cursor._position = state["epoch"], state["position"]
         cursor._deferred = list(state["deferred"])
         cursor._order = cursor._order_of(cursor._epoch)
         return cursor
 
     def _next(self) -> int:
-        if self._position == self._prompts:
+        while self._position == len(self._order):
             self._epoch += 1
             self._position = 0
             self._order = self._order_of(self._epoch)
         self._position += 1
         return int(self._order[self._position - 1])
 
+    def prompts_in(self, epochs: int) -> int:
+        """Return the number of prompts of the first epochs."""
+        if self._mix is None:
+            return self._prompts * epochs
+        return sum(math.floor(count * weight * epochs) for count, weight in self._mix)
+
     def _order_of(self, epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        if self._mix is not None:
+            return self._mixed_order(self._mix, epoch)
         if not self._shuffle:
             return np.arange(self._prompts)
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))).permutation(
             self._prompts
         )
+
+    def _mixed_order(self, mix: Sequence[tuple[int, float]], epoch: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        """Return an epoch's prompts. Each source is gone through again and again, and an epoch goes on where the one
+        before ended."""
+        parts = []
+        first = 0
+        for source, (count, weight) in enumerate(mix):
+            begin, end = (math.floor(count * weight * each) for each in (epoch, epoch + 1))
+            places = np.arange(begin, end)
+            rows = places % count
+            if self._shuffle:
+                for turn in np.unique(places // count):
+                    seed = np.random.SeedSequence([self._seed, 1, source, int(turn)])
+                    order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
+                    rows = np.where(places // count == turn, order[places % count], rows)
+            parts.append(rows + first)
+            first += count
+        drawn = np.concatenate(parts)
+        if not self._shuffle:
+            return drawn
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))).permutation(drawn)

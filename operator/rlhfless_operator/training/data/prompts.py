@@ -1,10 +1,11 @@
 """The datasets of a job as its driver knows them: the length of each prompt, and the next prompts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import DataCounts, Purpose
+from rlhfless_functions.api import DataCounts, Purpose, TrainingProgress
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.data.cursor import DataCursor
@@ -45,8 +46,11 @@ class Prompts:
             raise ValueError(
                 f"data.source has {self.count} usable prompts, fewer than batch.promptsPerStep, {per_step}{why}"
             )
-        self.total_steps = self._spec.steps or -(-self.count * (self._spec.epochs or 1) // per_step)
-        self.cursor = DataCursor(self.count, self._spec.seed, shuffle=self._spec.data.shuffle)
+        data = self._spec.data
+        sizes = self._counts["training"].sizes or [self.count]
+        mix = [(size, part.weight) for size, part in zip(sizes, data.parts, strict=False)]
+        self.cursor = DataCursor(self.count, self._spec.seed, shuffle=data.shuffle, mix=mix)
+        self.total_steps = self._spec.steps or -(-self.cursor.prompts_in(self._spec.epochs or 1) // per_step)
 
     def open(self, purpose: Purpose) -> int:
         """Open a materialised dataset; return how many prompts it has."""
@@ -55,6 +59,14 @@ class Prompts:
         self._prefix_trees[purpose] = index["prefixes"]
         self._counts[purpose] = DataCounts.model_validate(index["counts"])
         return len(index["lengths"])
+
+    def progress(self, step: int, purpose: Purpose) -> TrainingProgress:
+        """Return the position of the training for the rewards of a step's samples."""
+        finished = step - 1 if purpose == "training" else step
+        passes = self._spec.batch.prompts_per_step / max(1, self.count)
+        epochs = self._spec.epochs or max(1, math.ceil(round(self.total_steps * passes, 6)))
+        total = max(1, self.total_steps)
+        return TrainingProgress(finished=finished, total=total, epoch=finished * passes, epochs=epochs)
 
     def go_to(self, position: dict[str, Any]) -> None:
         """Go to the position that a cursor's `state` names."""

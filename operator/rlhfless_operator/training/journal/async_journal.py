@@ -100,7 +100,7 @@ class AsyncJournal:
         return self._create(self._folder.taken(taken.step), taken)
 
     def _create(self, uri: str, entry: _Entry) -> _Entry:
-        if artifacts.create_exclusive(uri, entry.model_dump_json().encode()):
+        if artifacts.create_json(uri, entry.model_dump(mode="json")):
             return entry
         return type(entry).model_validate(artifacts.read_json(uri))
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from rlhfless_functions import artifacts
+from rlhfless_operator.job.reading.elsewhere import MOST_BYTES, read_begun
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.folder import JobFolder
 
@@ -45,8 +45,8 @@ def begun_job(folder: JobFolder) -> RLHFJob | None:
     if not artifacts.exists(uri):
         return None
     try:
-        return RLHFJob.model_validate(yaml.safe_load(artifacts.read_bytes(uri)), by_alias=True, by_name=False)
-    except (yaml.YAMLError, ValidationError) as error:
+        return read_begun(artifacts.read_bytes(uri, most=MOST_BYTES))
+    except (yaml.YAMLError, ValueError) as error:
         raise artifacts.ArtifactCorruptError(
             f"{uri} is damaged or of another format ({error}); restore it, or run the job in another folder"
         ) from error

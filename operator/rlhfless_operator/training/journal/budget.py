@@ -20,7 +20,7 @@ Rates = Mapping[Stage, Decimal]
 
 
 class BudgetExhaustedError(UserError):
-    """The next step would take the job past its budget, and was not begun."""
+    """The next step would take the job past its budget and was not begun, or the step under way did and was cut."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,36 @@ def check_budget(
         owed = _owed(limit, records, begun.steps)
         if limit.spent + owed + (forecast or Decimal(0)) > limit.most or limit.spent == limit.most:
             raise BudgetExhaustedError(_message(limit, forecast, owed, records, step))
+
+
+def check_spent(
+    budgets: Sequence[BudgetSpec | None], spec: RLHFJobSpec, money: Decimal, gpu_seconds: float, step: int
+) -> None:
+    """Check that the step under way has not spent more than the budget: it may take longer than its forecast, or hang.
+
+    Args:
+        budgets: the job's as the step began, and as it is now; the larger one counts.
+        spec: the job's, which has the prices.
+        money: spent so far.
+        gpu_seconds: GPU-seconds that were charged so far.
+        step: number of the step.
+
+    Raises:
+        BudgetExhaustedError: it has; the message says what to raise.
+    """
+    over: list[_Limit] = []
+    for budget in budgets:
+        limits = _limits(budget, spec, money, gpu_seconds) if budget is not None else []
+        exceeded = [limit for limit in limits if limit.spent > limit.most]
+        if not exceeded:
+            return
+        over += exceeded
+    if over:
+        limit = over[-1]
+        raise BudgetExhaustedError(
+            f"step {step} is cut: {limit.show(limit.spent)} of {limit.show(limit.most)} ({limit.field}) are spent;"
+            f" raise {limit.field} to go on. What is generated stays"
+        )
 
 
 def _owed(limit: _Limit, records: Sequence[StepRecord], begun: Sequence[NextStep]) -> Decimal:

@@ -113,10 +113,10 @@ def status_after(
         if learned.checkpoint is not None:
             changes["checkpoint"] = CheckpointStatus(step=record.step, uri=learned.checkpoint)
     best = before.best_evaluation
-    if keep_best and record.evaluation is not None and (best is None or record.evaluation["accuracy"] > best):
+    if keep_best and record.evaluation is not None and (best is None or record.evaluation["reward"] > best):
         changes |= {
             "best": learned.weights if learned else None,
-            "best_evaluation": record.evaluation["accuracy"],
+            "best_evaluation": record.evaluation["reward"],
         }
     return before.model_copy(update=changes)
 

@@ -16,7 +16,7 @@ NO_GROUPS: Mapping[str, int] = {}
 
 def remove_remains(folder: JobFolder) -> None:
     """Remove what killed drivers and instances left half-written."""
-    artifacts.sweep(folder.root, artifacts.list_files(folder.root))
+    artifacts.sweep(folder.root, [folder.root])
 
 
 def remove_lines(folder: JobFolder) -> None:
@@ -119,7 +119,12 @@ def _newest_checkpoints(folder: JobFolder, status: RLHFJobStatus, count: int) ->
     if status.checkpoint is None:
         return []
     root = folder.file("checkpoints")
-    names = {uri[len(root) :].strip("/").split("/")[0] for uri in artifacts.list_files(root)}
+    # A list may lack the newest one.
+    found = {status.checkpoint.uri, *(_below(root, uri) for uri in artifacts.list_files(root))}
     # Names have the step with leading zeros, so they sort by step.
-    written = sorted(name for name in names if artifacts.join(root, name) <= status.checkpoint.uri)
-    return [artifacts.join(root, name) for name in written[-count:]]
+    return sorted(uri for uri in found if uri <= status.checkpoint.uri)[-count:]
+
+
+def _below(root: str, uri: str) -> str:
+    """Return the folder right below `root` that has this file."""
+    return artifacts.join(root, uri[len(root) :].strip("/").split("/")[0])

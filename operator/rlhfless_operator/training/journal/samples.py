@@ -100,7 +100,7 @@ def _read(uri: str) -> list[Line]:
     """Return the lines that are there, without damaged ones."""
     lines: list[Line] = []
     if artifacts.exists(uri):
-        for text in artifacts.read_bytes(uri).splitlines():
+        for text in artifacts.read_bytes(uri, most=4 * _MOST_BYTES).splitlines():
             try:
                 line = json.loads(text)
             except ValueError:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, ExampleSample, LearnResult, Stage
 from rlhfless_operator.job.prices import BudgetSpec
@@ -34,6 +36,8 @@ from rlhfless_operator.training.journal.tracking import Tracking
 from rlhfless_operator.training.journal.write_behind import WriteBehind
 
 _LOOK_SECONDS = 0.05
+_MOST_STATUS = 2**18
+"""Most bytes of a status."""
 """Seconds between two looks at whether instances are gone."""
 
 
@@ -48,7 +52,7 @@ class StepJournal:
     """
 
     def __init__(self, spec: RLHFJobSpec, folder: JobFolder, lease: Lease, status: RLHFJobStatus) -> None:
-        self._spec = spec
+        self.spec = spec
         self._folder = folder
         self.lease = lease
         self.status = status
@@ -100,7 +104,7 @@ class StepJournal:
         """Return the status fields on future spending: the forecast, and the used share of the budget."""
         return {
             "forecast": forecast_cost(status.cost, self.records, status.steps),
-            "budget_used": used(self.budget(), self._spec, status.cost, status.gpu_seconds),
+            "budget_used": used(self.budget(), self.spec, status.cost, status.gpu_seconds),
         }
 
     # --- the status ---
@@ -180,7 +184,7 @@ class StepJournal:
 
     def _batch_of(self, step: int) -> BatchReference:
         if step not in self._batches:
-            taken = read_taken(self._folder, step) if self._spec.asynchronous is not None else None
+            taken = read_taken(self._folder, step) if self.spec.asynchronous is not None else None
             if taken is not None:
                 batch = taken.batch
             else:
@@ -212,7 +216,7 @@ class StepJournal:
         now = time.monotonic()
         seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
-        prices, gpus, keep_best = self._prices, self._gpus, self._spec.checkpoints.best
+        prices, gpus, keep_best = self._prices, self._gpus, self.spec.checkpoints.best
         record = record_of(step, seconds, account, batch, learned, evaluation, prices=prices, finished_at=time.time())
         self.records.append(record)
         status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
@@ -251,10 +255,10 @@ class StepJournal:
 
     def _status_is(self, status: RLHFJobStatus) -> None:
         self.status = status
-        content = status.model_dump_json(by_alias=True).encode()
+        content = status.model_dump(mode="json", by_alias=True)
 
         async def publish() -> None:
-            await self._under_lease(artifacts.write_bytes, self._folder.file("status.json"), content)
+            await self._under_lease(artifacts.write_json, self._folder.file("status.json"), content)
             self._published = status
             self.on_status(status)
 
@@ -265,10 +269,9 @@ class StepJournal:
         spans = self._take_spans()
 
         async def write() -> None:
-            await asyncio.to_thread(self.lease.check)
             await asyncio.gather(
-                asyncio.to_thread(self._metrics.replace_last, record.model_dump(mode="json")),
-                asyncio.to_thread(self._spans.append, *spans),
+                self._under_lease(self._metrics.replace_last, record.model_dump(mode="json")),
+                self._under_lease(self._spans.append, *spans),
             )
 
         self._behind.add(write)
@@ -291,13 +294,12 @@ class StepJournal:
         spans = self._take_spans()
 
         async def write() -> None:
-            await asyncio.to_thread(self.lease.check)
             # In parallel, because a store takes its time for each file.
             await asyncio.gather(
-                asyncio.to_thread(self._metrics.append, record.model_dump(mode="json")),
-                asyncio.to_thread(self._spans.append, *spans),
-                asyncio.to_thread(self.samples.put, "training", record.step, samples),
-                asyncio.to_thread(artifacts.write_json, self._folder.progress(record.step), position),
+                self._under_lease(self._metrics.append, record.model_dump(mode="json")),
+                self._under_lease(self._spans.append, *spans),
+                self._under_lease(self.samples.put, "training", record.step, samples),
+                self._under_lease(artifacts.write_json, self._folder.progress(record.step), position),
             )
 
         self._behind.add(write)
@@ -308,20 +310,31 @@ class StepJournal:
         self.tracking.log(record)
         # A file that can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
-            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self._spec), draft_steps, needs)
+            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self.spec), draft_steps, needs)
 
     async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
-        def fenced() -> None:
-            self.lease.check()
-            write(*arguments)
-
-        await asyncio.to_thread(fenced)
+        await asyncio.to_thread(self.lease.fenced, write, *arguments)
 
 
 def read_status(folder: JobFolder) -> RLHFJobStatus | None:
-    """Return the status in a job's folder; None before its first driver."""
+    """Return the status in a job's folder; None before its first driver.
+
+    Raises:
+        ArtifactCorruptError: it is damaged.
+    """
     uri = folder.file("status.json")
-    return RLHFJobStatus.model_validate_json(artifacts.read_bytes(uri)) if artifacts.exists(uri) else None
+    return _status_in(uri) if artifacts.exists(uri) else None
+
+
+def _status_in(uri: str) -> RLHFJobStatus:
+    try:
+        return RLHFJobStatus.model_validate(artifacts.read_json(uri, most=_MOST_STATUS))
+    except ValidationError as error:
+        fault = error.errors(include_input=False)[0]
+        where = ".".join(map(str, fault["loc"])) or "the file"
+        raise artifacts.ArtifactCorruptError(
+            f"{uri} is damaged or of another format ({where}: {fault['msg']}); restore it, or remove it"
+        ) from error
 
 
 def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:

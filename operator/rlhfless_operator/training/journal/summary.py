@@ -9,10 +9,10 @@ from rlhfless_operator.records.status import DataStatus, RLHFJobStatus
 
 
 def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) -> dict[str, Any]:
-    """Return `summary.json`: seconds, money and its share of the budget, rewards, and accuracies if the job
-    evaluates."""
+    """Return `summary.json`: seconds, money and its share of the budget, rewards, and held-out rewards if the
+    job evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
-    evaluations = [record.accuracy for record in records if record.accuracy is not None]
+    evaluations = [record.held_out_reward for record in records if record.held_out_reward is not None]
     summary: dict[str, Any] = {
         "name": job.metadata.name,
         "uid": status.uid,
@@ -22,7 +22,8 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "seed": job.spec.seed,
         "steps": status.step,
         "seconds": round(status.seconds, 3),
-        "gpu_seconds": round(status.instance_seconds, 3),
+        "gpu_seconds": round(status.gpu_seconds, 3),
+        "instance_seconds": round(status.instance_seconds, 3),
         "idle_seconds": round(status.idle_seconds, 3),
         "cost": str(status.cost),
         "forecast_cost": None if status.forecast is None else str(status.forecast),
@@ -33,7 +34,7 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "steps_that_taught_nothing": sum(map(taught_nothing, records)),
     }
     if evaluations:
-        summary |= {"accuracy_before": evaluations[0], "accuracy_after": evaluations[-1]}
+        summary |= {"held_out_reward_before": evaluations[0], "held_out_reward_after": evaluations[-1]}
     datasets = {"training": status.data, "evaluation": status.evaluation_data}
     if known := {purpose: _counts(data) for purpose, data in datasets.items() if data is not None}:
         summary["data"] = known

@@ -18,6 +18,7 @@ from rlhfless_functions import artifacts
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.outputs import MlflowSpec, WandbSpec
 from rlhfless_operator.job.reading.trackers import missing_trackers
+from rlhfless_operator.job.redaction import redacted
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.record import KEPT_STATES, StepRecord
 from rlhfless_operator.records.status import Phase
@@ -140,7 +141,7 @@ def open_tracking(
         TrackingError: one can't be opened.
     """
     tracking, folder = job.spec.tracking, artifacts.local_path(root)
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = redacted(job.model_dump(mode="json", by_alias=True, exclude_none=True))
     openers: dict[str, Callable[[], Tracker]] = {}
     if tracking.tensorboard and folder is not None:
         openers["tensorboard"] = lambda: TensorBoardTracker(folder / "tensorboard", driver, document)

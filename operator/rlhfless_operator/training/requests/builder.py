@@ -14,11 +14,13 @@ from rlhfless_functions.api import (
     NextWeights,
     Preload,
     PrepareRequest,
+    Prompting,
     Purpose,
     SampleTask,
     Stage,
     StepSettings,
     TaskKey,
+    TrainingProgress,
     UnpublishedVersion,
     WeightsReference,
 )
@@ -130,7 +132,7 @@ class RequestBuilder:
             data=self.data(purpose),
             sampling=self._spec.sampling,
             sink=self._folder.data(purpose),
-            rewards=self._spec.rewards,
+            rewards=self._spec.rewards if purpose == "training" else self._spec.evaluation_rewards,
             most_dropped=self._spec.limits.dropped_prompts,
         )
 
@@ -228,6 +230,7 @@ class RequestBuilder:
         examples: Collection[SampleTask] = (),
         *,
         by_group: bool = False,
+        progress: TrainingProgress | None = None,
     ) -> PrepareRequest:
         """Make the request to prepare a chunk of complete groups.
 
@@ -235,6 +238,7 @@ class RequestBuilder:
             visits: number of earlier visits of each prompt.
             examples: samples of the step to be had as text.
             by_group: whether to return metrics of each group.
+            progress: position of the training, which rewards may read.
         """
         folder = self._folder.batches(step, purpose)
         training = purpose == "training"
@@ -248,6 +252,7 @@ class RequestBuilder:
             rollouts=rollouts,
             samples=list(samples),
             rewards=self._spec.rewards if training else self._spec.evaluation_rewards,
+            progress=progress or TrainingProgress(),
             algorithm=self.algorithm,
             sampling=self._spec.sampling if training else self._spec.evaluation_sampling,
             policy=weights,
@@ -340,7 +345,17 @@ class RequestBuilder:
         within = self._spec.learning.gang_timeout
         return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
 
-    def export(self, weights: WeightsReference, model_card: str, attempt: int) -> ExportRequest:
+    def prompting(self, *, chat: bool) -> Prompting:
+        """Return what training puts around its prompts, which are chats or plain text."""
+        data = self._spec.data.parts[0]
+        return Prompting(
+            chat=chat,
+            system_prompt=data.system_prompt,
+            chat_template_kwargs=data.chat_template_kwargs,
+            stop=self._spec.sampling.stop,
+        )
+
+    def export(self, weights: WeightsReference, model_card: str, prompting: Prompting, attempt: int) -> ExportRequest:
         """Make the request to publish the trained model for the user."""
         return ExportRequest(
             key=self._key(weights.version, "learning", "export", attempt),
@@ -350,6 +365,7 @@ class RequestBuilder:
             weights=weights,
             destination=self._folder.export,
             model_card=model_card,
+            prompting=prompting,
         )
 
     def weights(self, newest: WeightsReference | None) -> WeightsReference:

@@ -5,8 +5,8 @@
 - `generation`: one request an actor, with moves and losses. `prefix_plans`: let its actors share prefixes.
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
 - `learning`: learn from the batch. `learner_choice`: the number of learners. `arrivals`: the groups that a learner can
-  expect. `piece_journal`: the pieces that it learns from.
+  expect. `piece_journal`: the pieces that it learns from. `mismatch`: the limit on its disagreement with the engine.
 - `look_ahead`: plan what comes next, and warm its instances. `affordable`: check the budget.
 - `evaluation`: evaluate. `export`: publish the model. `datasets`: read the data. `changed_settings`: apply a changed
-  document.
+  document. `changed_inputs`: take changed files.
 """

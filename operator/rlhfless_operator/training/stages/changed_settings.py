@@ -35,7 +35,23 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
         if changes := differences(before, now):
             run.progress.note(f"from step {step} on: {', '.join(changes)}; the steps before keep what they had")
     journal.settings = journal.settings.with_change(step, now)
-    write_settings_history(run.folder, journal.settings)
+    journal.lease.fenced(write_settings_history, run.folder, journal.settings)
+
+
+def forget_evaluations(folder: JobFolder, step: int) -> None:
+    """Remove the evaluations of an unfinished step and the two after it, and before any step the first one."""
+    for each in (*([0] if step == 1 else []), step, step + 1, step + 2):
+        artifacts.remove(folder.rollouts(each, "evaluation"))
+        artifacts.remove(folder.batches(each, "evaluation"))
+        artifacts.remove(folder.result("evaluation", each))
+
+
+def forget_prepared(folder: JobFolder, step: int) -> None:
+    """Remove what an unfinished step and the one after it have prepared and learnt; the step's samples stay."""
+    _forget_learning(folder, step)
+    _forget_rollouts(folder, step + 1)
+    artifacts.remove(folder.batches(step, "training"))
+    artifacts.remove(folder.results(step))
 
 
 def _forget_learning(folder: JobFolder, step: int) -> None:
@@ -45,10 +61,9 @@ def _forget_learning(folder: JobFolder, step: int) -> None:
     further ahead.
     """
     steps = step, step + 1, step + 2
+    forget_evaluations(folder, step)
     for uri in (
-        *(folder.rollouts(each, "evaluation") for each in steps),
-        *(folder.batches(each, "evaluation") for each in steps),
-        *(folder.result(name, each) for name in ("evaluation", "learn") for each in steps),
+        *(folder.result("learn", each) for each in steps),
         *(folder.weights(each) for each in steps),
         *(folder.critic(each) for each in steps),
         *(folder.checkpoint(each) for each in steps),

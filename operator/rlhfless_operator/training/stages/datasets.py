@@ -1,9 +1,12 @@
 """The datasets of a job, made ready for its steps."""
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose
+from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.status import DataStatus
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.tasks import run_to_end
@@ -19,12 +22,17 @@ async def open_data(run: TrainingRun, journal: StepJournal) -> None:
     """
     purposes: list[Purpose] = ["training"] if run.spec.evaluation is None else ["training", "evaluation"]
     for purpose in purposes:
-        if not artifacts.is_published(run.folder.data(purpose)):
+        if not await asyncio.to_thread(artifacts.is_published, run.folder.data(purpose)):
             run.progress.stage("data")
             await run.capacity.use("preparation", 1)
             request = partial(run.requests.materialize, purpose)
             await run_to_end(run.platform, request, retries=run.spec.limits.retries)
             await run.capacity.use("preparation", 0)
+    await asyncio.to_thread(_open_all, run, journal, purposes)
+
+
+def _open_all(run: TrainingRun, journal: StepJournal, purposes: Sequence[Purpose]) -> None:
+    """Read the datasets, and what earlier drivers have done. Blocks."""
     try:
         run.prompts.open_training()
     except ValueError:
@@ -35,9 +43,21 @@ async def open_data(run: TrainingRun, journal: StepJournal) -> None:
         raise
     for purpose in purposes:
         _tell(run, purpose)
+    if note := epochs_note(run.spec, run.prompts.total_steps):
+        run.progress.note(note)
     if journal.status.step:
         run.restore(artifacts.read_json(run.folder.progress(journal.status.step)))
     journal.read_records()
+
+
+def epochs_note(spec: RLHFJobSpec, total_steps: int) -> str | None:
+    """Return a sentence on the prompts of a job with epochs and dynamic sampling; None for other jobs."""
+    if spec.epochs is None or not spec.algorithm.resolved().dynamic_sampling_rounds:
+        return None
+    return (
+        f"epochs: {spec.epochs} is {total_steps} steps, which is enough without dynamic sampling; its rounds draw more"
+        " prompts, so prompts may be drawn more often. Give steps for another length"
+    )
 
 
 def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:
@@ -60,6 +80,8 @@ def _tell(run: TrainingRun, purpose: Purpose) -> None:
         run.progress.note(
             f"{name}: {kept} prompts of {counts.rows} rows; {counts.left_out} were left out: {counts.reasons}"
         )
+    for note in counts.notes:
+        run.progress.note(f"{name}: {note}")
     if counts.without_ground_truth:
         first = counts.first["without_ground_truth"]
         run.progress.note(f"{name}: {counts.without_ground_truth} prompts have no ground truth (first {first})")

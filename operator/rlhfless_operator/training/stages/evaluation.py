@@ -36,10 +36,10 @@ async def evaluate(
     if run.spec.evaluation is None or not evaluation_due(run.spec, step, run.prompts.total_steps):
         return None
     recorded = run.folder.result("evaluation", step)
-    if artifacts.exists(recorded):
-        result: dict[str, float] = artifacts.read_json(recorded)
+    if await asyncio.to_thread(artifacts.exists, recorded):
+        result: dict[str, float] = await asyncio.to_thread(artifacts.read_json, recorded)
         return result
-    prompts = list(range(run.prompts.open("evaluation")))
+    prompts = list(range(len(run.prompts.tokens("evaluation"))))
     plan = run.plans.plan(prompts, run.spec.evaluation.samples_per_prompt, "evaluation")
     generated, prepared = GenerationOutcome(sinks=[]), PreparationOutcome()
     task, examples = RolloutTask(step, "evaluation", SamplingWeights(weights)), evaluation_examples(prompts)
@@ -47,11 +47,11 @@ async def evaluate(
     rewards = run.spec.evaluation_rewards
     check_unscorable(prepared.sums, rewards, run.spec.limits.unscorable, f"evaluation after step {step}")
     metrics = mean_metrics(prepared.sums)
-    evaluation = {"accuracy": metrics.get("reward", 0.0), **metrics}
-    await asyncio.to_thread(journal.lease.check)
+    evaluation = {"reward": 0.0, **metrics}
+    fenced = journal.lease.fenced
     if step in (0, run.prompts.total_steps):
         when: When = "before" if step == 0 else "after"
         samples = sorted(prepared.examples, key=lambda example: example.row)
-        await asyncio.to_thread(journal.samples.put, when, step, samples)
-    await asyncio.to_thread(artifacts.write_json, recorded, evaluation)
+        await asyncio.to_thread(fenced, journal.samples.put, when, step, samples)
+    await asyncio.to_thread(fenced, artifacts.write_json, recorded, evaluation)
     return evaluation

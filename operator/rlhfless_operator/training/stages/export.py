@@ -18,6 +18,7 @@ async def export(run: TrainingRun, journal: StepJournal) -> None:
     run.progress.stage("export")
     weights = run.requests.weights(journal.status.weights)
     summary = summarize(run.job, journal.status, journal.records)
-    request = partial(run.requests.export, weights, model_card(run.job, summary))
+    prompting = run.requests.prompting(chat=run.prompts.counts("training").chats > 0)
+    request = partial(run.requests.export, weights, model_card(run.job, summary, prompting), prompting)
     await run.capacity.use("learning", 1)
     await run_to_end(run.platform, request, retries=run.spec.limits.retries)

@@ -9,6 +9,7 @@ from rlhfless_functions.api import BatchReference, Event, LearnRequest, LearnRes
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
+from rlhfless_operator.records.mismatch import EXPLAINED
 from rlhfless_operator.records.status import LearnersStatus
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.instances.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
@@ -16,6 +17,7 @@ from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.tasks import RETRY_SECONDS, check_retry
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.arrivals import Arrivals
+from rlhfless_operator.training.stages.mismatch import explained_by_formats
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
 
@@ -225,12 +227,14 @@ class Learning:
         """Request the step from the learners. Those that lost their memory repeat the steps since the newest
         checkpoint."""
         run, journal, size = self._run, self._journal, self._run.learners
-        replay = journal.batches_since_checkpoint(batch.step)
+        replay = await asyncio.to_thread(journal.batches_since_checkpoint, batch.step)
         self._asked = True
         retries = 0
         while True:
             count = size.now
             counts = {"learning/instances": float(count)}
+            if (explained := explained_by_formats(run.spec)) is not None:
+                counts[EXPLAINED] = explained
             if run.spec.chooses_learners:
                 counts["learning/instances_chosen"] = float(size.chosen)
             self._listener.begins(counts)

@@ -13,7 +13,7 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
     """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin."""
     evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
     if evaluation is not None and evaluation_due(run.spec, step, total_steps):
-        prompts = list(range(run.prompts.open("evaluation")))
+        prompts = list(range(len(run.prompts.tokens("evaluation"))))
         plan = run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
     elif step < total_steps:
         batch = run.spec.batch

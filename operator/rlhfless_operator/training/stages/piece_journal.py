@@ -39,7 +39,7 @@ class PieceJournal:
         while left := [sample for sample in samples if key_of(sample) not in held]:
             piece = JournalledPiece(samples=left, parts=[part])
             number = len(self.pieces)
-            if not artifacts.create_exclusive(piece_uri(self.folder, number), piece.model_dump_json().encode()):
+            if not artifacts.create_json(piece_uri(self.folder, number), piece.model_dump(mode="json")):
                 # Another driver was first, and a learner may have learnt from its piece already.
                 piece = self._read(number)
             self.pieces.append(piece)

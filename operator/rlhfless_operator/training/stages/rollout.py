@@ -145,7 +145,7 @@ async def _made_before(
         asyncio.to_thread(_sinks_before, run.folder.rollouts(task.step, "training")),
         asyncio.to_thread(prepared_before, run.folder.batches(task.step, "training")),
     )
-    batch = StepBatch.model_validate(artifacts.read_json(recorded)) if is_recorded else None
+    batch = StepBatch.model_validate(await asyncio.to_thread(artifacts.read_json, recorded)) if is_recorded else None
     return batch, GenerationOutcome(sinks=sinks), prepared
 
 
@@ -304,6 +304,7 @@ def _preparation_requests(
             visits,
             examples,
             by_group=task.on_prepared is not None,
+            progress=run.prompts.progress(task.step, task.purpose),
         )
 
     return make_request

@@ -1,0 +1,190 @@
+"""The processes that run the code of one response and its tests, and their limits.
+
+The code is confined: it has no network (a namespace of its own if the kernel permits one, and in any case only Unix
+sockets), limits on memory, time and written bytes, an empty environment and working folder, `python -I`, and no access
+to other processes. It does not see its tests: see `judge`, and docs/security.md for what remains possible. This
+protects against accidents and cheating, not against an attacker: the processes have the user id of the function and see
+its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth stealing.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhfless_functions.data.code_tests import CodeTests
+from rlhfless_functions.rewards.code.printed import same_output
+from rlhfless_functions.rewards.code.runner import OUT_OF_MEMORY, WRITTEN_BYTES
+from rlhfless_functions.rewards.code.time_limit import TimeLimit
+
+_RUNNER = Path(__file__).with_name("runner.py")
+_JUDGE = Path(__file__).with_name("judge.py")
+_LEAST_MEMORY = 512 * 2**20
+"""Bytes that the code of one response may use at least, unless all together have less: enough for NumPy and pandas."""
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+"""Libraries for mathematics reserve memory for each core when they are imported. On a machine with many cores, that is
+more than the limit."""
+
+
+@dataclass
+class Verdict:
+    """The test results of one response."""
+
+    passed: int = 0
+    late: bool = False
+    """True if a test ran out of time."""
+    out_of_memory: bool = False
+    """True if the code reached its limit of memory."""
+    ended: bool = False
+    """True if the code's process was killed, ended itself in a test, or wrote more than it may."""
+
+    @property
+    def fate(self) -> str | None:
+        """The limit at which the code failed, as it is counted; None if it reached none."""
+        if self.late:
+            return "timed_out"
+        return "out_of_memory" if self.out_of_memory else "crashed" if self.ended else None
+
+
+def shares_of(cores: int, memory: int) -> tuple[int, int]:
+    """Return how many responses are tested at a time, and the bytes of memory for the code of each.
+
+    There are as many as cores, but no more than the memory has room for.
+    """
+    width = max(1, min(cores, memory // _LEAST_MEMORY))
+    return width, memory // width
+
+
+def run_tests(code: str, tests: CodeTests, before: str, seconds: float, memory: int, folder: Path) -> Verdict:
+    """Run tests of a code in an empty folder.
+
+    Args:
+        code: Python text.
+        tests: its tests.
+        before: text that runs before the code; its errors don't count.
+        seconds: limit of one test, and of running the code itself; see `time_limit`.
+        memory: limit of a process in bytes.
+        folder: the working folder.
+    """
+    (folder / "solution.py").write_text(code)
+    verdict = Verdict()
+    if tests.units:
+        if before:
+            (folder / "before.py").write_text(before)
+        _run_units(tests.units, seconds, memory, folder, verdict)
+    for given, wanted in tests.programs:
+        _run_program(given, wanted, seconds, memory, folder, verdict)
+    return verdict
+
+
+def _run_program(given: str, wanted: str, seconds: float, memory: int, folder: Path, verdict: Verdict) -> None:
+    (folder / "input").write_text(given)
+    # A file limits a flood of output; a pipe does not.
+    with (folder / "input").open() as stdin, (folder / "output").open("w+b") as answer:
+        process = _start(_RUNNER, "program", memory, folder=folder, stdin=stdin, stdout=answer)
+        limit = TimeLimit([process], seconds)
+        try:
+            while (status := _waited(process, limit.left())) is None:
+                if limit.is_over():
+                    verdict.late = True
+                    return
+        finally:
+            _end(process)
+        flooded = os.fstat(answer.fileno()).st_size >= WRITTEN_BYTES
+        verdict.out_of_memory |= status == OUT_OF_MEMORY
+        verdict.ended |= status < 0 or flooded
+        if status == 0 and not flooded:
+            answer.seek(0)
+            verdict.passed += same_output(answer.read().decode(errors="replace"), wanted)
+
+
+def _run_units(units: list[dict[str, Any]], seconds: float, memory: int, folder: Path, verdict: Verdict) -> None:
+    """Run the tests in a judge's process, and the code in another one, which answers only the judge."""
+    first = 0
+    while first < len(units):
+        told, late = _judge(units, first, seconds, memory, folder)
+        words = [line.split() for line in told]
+        verdict.passed += sum(line[0] == "passed" for line in words)
+        verdict.late |= late
+        verdict.out_of_memory |= any("memory" in line for line in words)
+        verdict.ended |= any("gone" in line for line in words)
+        if "loaded" not in told or "end" in told:
+            break
+        # The test at which the judge stopped has failed; the rest get processes of their own.
+        first += len(told)
+
+
+def _judge(
+    units: list[dict[str, Any]], first: int, seconds: float, memory: int, folder: Path
+) -> tuple[list[str], bool]:
+    """Return the judge's verdicts on the tests from `first` on, and whether one ran out of time."""
+    verdicts, judges_end = socket.socketpair()
+    questions, codes_end = socket.socketpair()
+    processes = []
+    told: list[str] = []
+    try:
+        with judges_end, questions, codes_end:
+            ends = questions.fileno(), judges_end.fileno()
+            processes.append(_start(_JUDGE, memory, *ends, folder=folder, keep=ends))
+            end = codes_end.fileno()
+            processes.append(_start(_RUNNER, "asserts", memory, end, folder=folder, keep=(end,)))
+        limit = TimeLimit(processes, seconds)
+        while "end" not in told:
+            verdicts.settimeout(limit.left())
+            try:
+                piece = verdicts.recv(65536).decode(errors="replace")
+            except TimeoutError:
+                if limit.is_over():
+                    return told, True
+                continue
+            if not piece:
+                break
+            # Each line restarts the time for the next test.
+            limit.renew()
+            if piece == "hidden\n":
+                verdicts.sendall(f"{json.dumps({'first': first, 'tests': units})}\n".encode())
+            else:
+                told += piece.splitlines()
+    except ConnectionError:
+        return told, False
+    finally:
+        for process in processes:
+            _end(process)
+        verdicts.close()
+    return told, False
+
+
+def _start(
+    script: Path, *arguments: object, folder: Path, stdin: Any = subprocess.DEVNULL, stdout: Any = subprocess.DEVNULL,
+    keep: tuple[int, ...] = (),
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-I", str(script), *map(str, arguments)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env={"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8", **_ONE_THREAD},
+        pass_fds=keep,
+        start_new_session=True,
+    )
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return a process's exit status; None if it has not ended after these seconds."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
