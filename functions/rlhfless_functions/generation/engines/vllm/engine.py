@@ -23,7 +23,7 @@ from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights,
 from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
 from rlhfless_functions.generation.engines.vllm.importing import import_vllm
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
-from rlhfless_functions.generation.engines.vllm.limits import check_tasks
+from rlhfless_functions.generation.engines.vllm.limits import check_config, check_tasks
 from rlhfless_functions.generation.engines.vllm.run import VllmRun
 from rlhfless_functions.generation.engines.vllm.salts import CacheSalts
 from rlhfless_functions.generation.engines.vllm.sleep import can_sleep, wake, weights_awake
@@ -183,6 +183,7 @@ class VllmEngine:
 
     def _start_with(self, arriving: ArrivingWeights, model: ModelSettings, weights: WeightsReference) -> None:
         config = read_config(arriving.folder, weights.uri)
+        check_config(config, weights.uri)
         tokenizer = load_tokenizer(model, weights, arriving.folder)
         import_vllm()
         arriving.prepare(config, self._settings)

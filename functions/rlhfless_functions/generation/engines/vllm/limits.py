@@ -2,12 +2,42 @@
 
 from collections.abc import Sequence
 
+from transformers import PretrainedConfig
+
 from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
 LEAST_TEMPERATURE = 0.01
 """Least temperature above 0. vLLM raises lower ones to it."""
+_KEY_VALUE_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+"""Names under which vLLM looks for the number of heads of keys and values, in every architecture's configuration."""
+
+
+def check_config(config: PretrainedConfig, uri: str) -> None:
+    """Refuse a configuration of which vLLM reads what the architecture does not.
+
+    GPT-NeoX has as many heads of keys and values as of queries, whatever else its configuration says. vLLM would share
+    them among queries, and sample from another model.
+
+    Args:
+        config: configuration of the weights at `uri`.
+
+    Raises:
+        TaskError: `model_unloadable`; the message names the field.
+    """
+    text = config.get_text_config()
+    of_architecture = type(text)()
+    for name in _KEY_VALUE_HEADS:
+        heads = getattr(text, name, None)
+        if heads is None or hasattr(of_architecture, name):
+            continue
+        if heads != text.num_attention_heads:
+            raise TaskError(
+                "model_unloadable",
+                f"{uri} has {name}: {heads} in its config.json, which {text.model_type} does not have and vLLM would"
+                " use; remove it there, or set generation.engine to transformers",
+            )
 
 
 def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
