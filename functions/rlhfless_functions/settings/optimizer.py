@@ -21,9 +21,9 @@ class OptimizerSettings(Settings):
     epsilon: float = Field(default=1e-8, gt=0)
     """Added to AdamW's denominator."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay; it does not apply to norms, biases and embeddings."""
+    """Decoupled weight decay; it does not apply to norms, biases, embeddings, heads and adapters on them."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after the warm-up, over the job's steps."""
+    """Shape of the learning rate after the warm-up, over the steps that the job is planned with."""
     warmup_steps: int = Field(default=0, ge=0)
     """Training steps over which the learning rate rises linearly from zero."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)

@@ -187,8 +187,9 @@ class JobFields(Settings):
     steps: int | None = Field(default=None, ge=1)
     """Training steps of the job; set either this or `epochs`."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training prompts; set either this or `steps`. With dynamic sampling a job takes as many steps,
-    and its rounds draw more prompts."""
+    """Passes over the training prompts; set either this or `steps`. Prompts that
+    dynamic sampling draws in place of others count: once they are used up, the job ends, in fewer steps than the
+    optimizer's schedule was planned for."""
     seed: int = Field(default=0, ge=0, le=2**53 - 1)
     """Seed of everything random: the order of prompts and every sample's tokens."""
     asynchronous: Annotated[AsyncSpec | None, EXPERIMENTAL] = Field(default=None, alias="async")

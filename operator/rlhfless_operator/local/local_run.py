@@ -198,14 +198,19 @@ def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
 def _refuse_finished(job: RLHFJob, folder: JobFolder, status: RLHFJobStatus | None) -> None:
     if status is None or status.phase != "Succeeded":
         return
-    if job.spec.steps is None or job.spec.steps <= status.step:
+    changes = changes_since(job, folder)
+    longer = (
+        any(change.within("epochs") for change in changes) if job.spec.steps is None else job.spec.steps > status.step
+    )
+    if not longer:
+        length = "epochs" if job.spec.steps is None else "steps"
         finished = f"{job.metadata.name} has finished all of its {status.step} steps; its model is in {folder.export}."
-        if changed := [change for change in changes_since(job, folder) if not change.within("budget")]:
+        if changed := [change for change in changes if not change.within("budget")]:
             raise JobChangedSinceItsEndError(
                 f"{finished} Since then {named(changed)}. The change had no effect: start over with --fresh, use"
-                " another metadata.name, or raise spec.steps to continue from this model if the change allows that"
+                f" another metadata.name, or raise spec.{length} to continue from this model if the change allows that"
             )
-        raise JobFinishedError(f"{finished} Raise spec.steps to continue, or start over with --fresh")
+        raise JobFinishedError(f"{finished} Raise spec.{length} to continue, or start over with --fresh")
 
 
 def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]) -> list[str]:

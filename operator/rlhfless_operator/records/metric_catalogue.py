@@ -7,6 +7,7 @@ from rlhfless_functions.api.metrics import LEARNING_METRICS, PREPARATION_METRICS
 DRIVER_METRICS: dict[str, Metric] = {
     "dynamic_sampling/rounds": Metric("number", "Sampling rounds of the step, including the first."),
     "dynamic_sampling/replaced_groups": Metric("groups", "Groups with nothing to learn from, which were replaced."),
+    "dynamic_sampling/epoch": Metric("number", "Passes over the data so far, with the prompts of replaced groups."),
     "generation/seconds": Metric("seconds", "Time from the step's beginning to its last sample."),
     "generation/staleness": Metric(
         "versions",

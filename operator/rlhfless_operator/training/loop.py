@@ -38,11 +38,10 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     await asyncio.to_thread(open_inputs, run, journal)
     await open_data(run, journal)
     await asyncio.to_thread(open_settings, run, journal)
-    total_steps = run.prompts.total_steps
     data: dict[str, Any] = {"data": data_status(run, "training"), "evaluation_data": data_status(run, "evaluation")}
-    data |= journal.outlook(journal.status.model_copy(update={"steps": total_steps}))
-    await journal.update_status(phase="Running", steps=total_steps, prompts=run.prompts.count, message="", **data)
-    if journal.status.step < total_steps:
+    data |= _length(run, journal)
+    await journal.update_status(phase="Running", prompts=run.prompts.count, message="", **data)
+    if journal.status.step < run.prompts.total_steps:
         # A shorter run of this job may have exported a model that is not this one's.
         await asyncio.to_thread(artifacts.remove, run.folder.export)
 
@@ -51,24 +50,32 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     else:
         await take_steps_asynchronously(run, journal, run.spec.asynchronous)
 
+    # First the number of steps: until then a budget would be kept for a step that does not come.
+    await journal.update_status(stage="export", **_length(run, journal))
     for stage in ("generation", "preparation"):
         await run.capacity.finish(stage)
-    await journal.update_status(stage="export")
     await export(run, journal)
     await asyncio.to_thread(remove_lines, run.folder)
     await journal.update_status(phase="Succeeded", stage=None)
+
+
+def _length(run: TrainingRun, journal: StepJournal) -> dict[str, Any]:
+    """Return the status fields that depend on the number of steps, which dynamic sampling may lower."""
+    steps = {"steps": run.prompts.total_steps}
+    return {**steps, **journal.outlook(journal.status.model_copy(update=steps))}
 
 
 async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
     """Take all steps that are left, each once the one before is done."""
     # Step 0 is the evaluation of the model as given.
     is_new = journal.status.step == 0 and not journal.records
-    first_step = 0 if run.spec.evaluation and is_new else journal.status.step + 1
-    for step in range(first_step, run.prompts.total_steps + 1):
+    step = 0 if run.spec.evaluation and is_new else journal.status.step + 1
+    while step <= run.prompts.total_steps:
         check_affordable(run, journal, step)
         rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
         evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
         await journal.commit(step, rollout, learned, evaluation, run.position)
+        step += 1
 
 
 async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[StepBatch, LearnResult]:

@@ -114,7 +114,10 @@ def _request(
     base = WeightsReference(version=last.step - 1, uri=folder.weights(last.step - 1)) if earlier else None
     begin = status.model_copy(update={"weights": base, "checkpoint": None})
     history = read_settings_history(folder)
-    return requests.learn(begin, last, earlier, history, status.steps, checkpoint_due=False, attempt=attempt)
+    # A job that used up its epochs early has fewer steps than its schedule.
+    taken_with = history.of(last.step)
+    total_steps = status.steps if taken_with is None else taken_with.total_steps
+    return requests.learn(begin, last, earlier, history, total_steps, checkpoint_due=False, attempt=attempt)
 
 
 def _compared(first: WeightsReference, second: WeightsReference) -> list[tuple[str, bool]]:

@@ -80,3 +80,34 @@ def test_every_step_is_whole_takes_no_prompt_twice_and_prefers_what_teaches(
             assert len(teaching & set(rounds.chosen)) == min(groups, len(taught))
         if len(taught) < groups and replacements:
             assert len(drawn) == replacements + 1 or len(rounds.taken) == groups + spare
+
+
+@given(
+    groups=st.integers(1, 6),
+    replacements=st.integers(0, 4),
+    spare=st.integers(0, 20),
+    weight=st.sampled_from([0.4, 1.0, 2.5]),
+    epochs=st.integers(1, 3),
+    teaching=st.sets(st.integers(0, 25)),
+    interrupted=st.booleans(),
+)
+def test_epochs_end_with_their_prompts_wherever_a_driver_ends(
+    groups: int, replacements: int, spare: int, weight: float, epochs: int, teaching: set[int], interrupted: bool
+) -> None:
+    prompts = groups + spare
+    cursor = DataCursor(prompts, 3, shuffle=True, mix=[(prompts - spare // 2, weight), (spare // 2, 1.0)])
+    whole, drawn = cursor.prompts_in(epochs), 0
+    for _ in range(-(-whole // groups)):
+        left = whole - cursor.drawn
+        if left <= 0:
+            break
+        if interrupted:
+            cursor = cursor.restored(cursor.state())
+        rounds = SamplingRounds(groups, replacements, prompts, left)
+        first, *later = sampled(rounds, teaching, cursor)
+        drawn += len(rounds.taken)
+        assert cursor.drawn == drawn
+        assert len(first) == len(rounds.chosen) == groups, "every step is whole"
+        if later:
+            assert drawn <= whole, "only a first round goes beyond the last epoch, as without dynamic sampling"
+    assert whole <= drawn < whole + groups, "no step is left out, and none is too much"

@@ -77,3 +77,36 @@ def test_rewards_see_the_position_as_trl_counts_it(
     assert (last.finished, last.epoch) == (total - 1, pytest.approx((total - 1) * 0.4))
     # An evaluation after a step sees the step as finished.
     assert prompts.progress(total, "evaluation").finished == total
+
+
+def test_epochs_that_replaced_groups_use_up_end_the_job_early(tmp_path: Path) -> None:
+    prompts = prompts_of(tmp_path, 10, epochs=2, algorithm={"name": "dapo"})
+    prompts.open_training()
+    assert (prompts.left, prompts.planned_steps) == (20, 5)
+    prompts.cursor.draw(4)
+    prompts.cursor.draw(9)
+    assert (prompts.left, prompts.passes, prompts.settle(1), prompts.total_steps) == (7, 1.3, None, 5)
+    prompts.cursor.draw(8)
+    said = "step 2 of 5 planned is the last: it draws the last prompts of epochs: 2, because groups that taught nothing"
+    assert prompts.left == 0
+    assert (prompts.settle(2) or "").startswith(said)
+    assert (prompts.total_steps, prompts.planned_steps) == (2, 5)
+    assert (prompts.progress(2, "training").total, prompts.progress(2, "training").epochs) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"steps": 5, "algorithm": {"name": "dapo"}},
+        {"epochs": 2},
+        {"epochs": 2, "algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}},
+    ],
+)
+def test_other_jobs_take_the_steps_that_they_plan_however_far_they_draw_ahead(
+    tmp_path: Path, spec: dict[str, object]
+) -> None:
+    prompts = prompts_of(tmp_path, 10, **spec)
+    prompts.open_training()
+    for _ in range(5):
+        prompts.cursor.draw(10)
+    assert (prompts.left, prompts.settle(1), prompts.total_steps) == (None, None, 5)

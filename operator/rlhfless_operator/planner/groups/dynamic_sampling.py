@@ -18,6 +18,9 @@ class SamplingRounds:
     """Most rounds after the first. With 0 every group is kept."""
     available: int
     """Number of prompts in the dataset; a step takes none of them twice."""
+    left: int | None = None
+    """Number of prompts that the job's epochs have left before the step; None if they are not counted. The first round
+    is whole all the same."""
     kept: list[int] = field(default_factory=list)
     """Prompts whose groups teach something, in the order of their draw."""
     flat: list[int] = field(default_factory=list)
@@ -32,10 +35,11 @@ class SamplingRounds:
 
     @property
     def count(self) -> int:
-        """Number of prompts that the next round draws; 0 after the last. If the data has too few left, all of them."""
+        """Number of prompts that the next round draws; 0 after the last. If too few are left, all of them."""
         if self.done > self.replacements:
             return 0
-        return min(self.groups - len(self.kept), self.available - len(self.taken))
+        most = self.available if self.left is None or self.done == 0 else min(self.available, self.left)
+        return max(0, min(self.groups - len(self.kept), most - len(self.taken)))
 
     def settle(self, prompts: Sequence[int], teaches: Callable[[int], bool]) -> None:
         """Record which of a round's groups teach something."""

@@ -44,8 +44,10 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
         await journal.commit(0, None, None, await evaluate(run, journal, 0, run.requests.initial), run.position)
     files = AsyncJournal(run.folder)
     async with RolloutsAhead(run, journal, files, settings) as ahead, LearnedSteps(run, journal, ahead, files) as steps:
-        for step in range(journal.status.step + 1, run.prompts.total_steps + 1):
+        step = journal.status.step + 1
+        while step <= run.prompts.total_steps:
             await steps.take(step)
+            step += 1
         await ahead.finish()
 
 

@@ -66,8 +66,9 @@ class RolloutsAhead:
         self._journal = journal
         self._files = files
         self._settings = settings
-        self._rollouts: dict[int, asyncio.Task[_Made]] = {}
-        """Rollouts that may be under way or wait for room, by number."""
+        self._rollouts: dict[int, asyncio.Task[_Made | None]] = {}
+        """Rollouts that may be under way or wait for room, by number. Those that the data did not suffice for return
+        None."""
         self._last = journal.status.step
         """The last rollout that may begin."""
         self._taken: dict[int, TakenStep] = {}
@@ -91,7 +92,9 @@ class RolloutsAhead:
             BudgetExhaustedError: the step would take the job past its budget.
         """
         try:
-            return await self._rollouts[step]
+            made = await self._rollouts[step]
+            assert made is not None, "the step before was not the last"
+            return made
         finally:
             del self._rollouts[step]
 
@@ -229,15 +232,18 @@ class RolloutsAhead:
         ahead = steps_ahead(self._settings.max_staleness, history.mean(_ROLLOUT), history.mean("learning"))
         return 0 if unknown else ahead
 
-    async def _make(self, step: int, earlier: asyncio.Task[_Made] | None) -> _Made:
+    async def _make(self, step: int, earlier: asyncio.Task[_Made | None] | None) -> _Made | None:
         try:
             if earlier is not None:
                 await self._wait_for_room(step, earlier)
+            if self.groups is None and step > self._run.prompts.total_steps:
+                # The rollout before has drawn the last prompts of the job's epochs.
+                return None
             return await self._roll_out(step)
         finally:
             await self._run.generators.release(step)
 
-    async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made]) -> None:
+    async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made | None]) -> None:
         """Wait until the rollout of the step before no longer needs one of its instances."""
         if self._run.requests.algorithm.dynamic_sampling_rounds:
             # It may still draw the prompts that come next.
@@ -362,7 +368,7 @@ class RolloutsAhead:
         return self._run.requests.weights(self._journal.published.weights)
 
 
-async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) -> None:
+async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made | None]]) -> None:
     """Wait until an event is set, or one of these rollouts ends."""
     happened = asyncio.create_task(event.wait())
     try:
@@ -371,5 +377,5 @@ async def _until(event: asyncio.Event, rollouts: Iterable[asyncio.Task[_Made]]) 
         happened.cancel()
 
 
-def _failed(rollout: asyncio.Task[_Made]) -> bool:
+def _failed(rollout: asyncio.Task[_Made | None]) -> bool:
     return rollout.done() and rollout.exception() is not None

@@ -34,6 +34,11 @@ class DataCursor:
         """Epoch of the next prompt, from 0."""
         return self._epoch
 
+    @property
+    def drawn(self) -> int:
+        """Number of prompts that were drawn since the first epoch's beginning."""
+        return self.prompts_in(self._epoch) + self._position - len(self._deferred)
+
     def draw(self, count: int, taken: Collection[int] = ()) -> list[int]:
         """Draw the next prompts.
 

@@ -27,8 +27,10 @@ class Prompts:
         self._counts: dict[Purpose, DataCounts] = {}
         self.count = 0
         """Usable prompts of the training data; 0 until it is opened."""
+        self.planned_steps = 0
+        """Steps that the job is planned with, and the length of its schedule; 0 until the data is opened."""
         self.total_steps = 0
-        """Steps of the whole job; 0 until the data is opened."""
+        """Steps of the whole job: those planned, or fewer if dynamic sampling uses up its epochs (`settle`)."""
         self.cursor = DataCursor(0, spec.seed, shuffle=False)
         """The position in the training data."""
 
@@ -50,7 +52,33 @@ class Prompts:
         sizes = self._counts["training"].sizes or [self.count]
         mix = [(size, part.weight) for size, part in zip(sizes, data.parts, strict=False)]
         self.cursor = DataCursor(self.count, self._spec.seed, shuffle=data.shuffle, mix=mix)
-        self.total_steps = self._spec.steps or -(-self.cursor.prompts_in(self._spec.epochs or 1) // per_step)
+        self.planned_steps = self._spec.steps or -(-self.cursor.prompts_in(self._spec.epochs or 1) // per_step)
+        self.total_steps = self.planned_steps
+
+    @property
+    def left(self) -> int | None:
+        """Number of prompts that the job's epochs have left; None where replaced groups can't use them up."""
+        if self._spec.epochs is None or not self._spec.algorithm.resolved().dynamic_sampling_rounds:
+            return None
+        return max(0, self.cursor.prompts_in(self._spec.epochs) - self.cursor.drawn)
+
+    @property
+    def passes(self) -> float:
+        """Passes over the data that all prompts until the position make."""
+        return self.cursor.drawn / max(1, self.cursor.prompts_in(1))
+
+    def settle(self, step: int) -> str | None:
+        """Note that the position is behind the prompts of a step; if the epochs have none left, the step is the last.
+
+        Return a sentence for the user if it comes before the planned one.
+        """
+        if self.left != 0 or step >= self.planned_steps:
+            return None
+        self.total_steps = step
+        return (
+            f"step {step} of {self.planned_steps} planned is the last: it draws the last prompts of epochs:"
+            f" {self._spec.epochs}, because groups that taught nothing were replaced"
+        )
 
     def open(self, purpose: Purpose) -> int:
         """Open a materialised dataset; return how many prompts it has."""
@@ -64,8 +92,8 @@ class Prompts:
         """Return the position of the training for the rewards of a step's samples."""
         finished = step - 1 if purpose == "training" else step
         passes = self._spec.batch.prompts_per_step / max(1, self.count)
-        epochs = self._spec.epochs or max(1, math.ceil(round(self.total_steps * passes, 6)))
-        total = max(1, self.total_steps)
+        epochs = self._spec.epochs or max(1, math.ceil(round(self.planned_steps * passes, 6)))
+        total = max(1, self.planned_steps)
         return TrainingProgress(finished=finished, total=total, epoch=finished * passes, epochs=epochs)
 
     def go_to(self, position: dict[str, Any]) -> None:

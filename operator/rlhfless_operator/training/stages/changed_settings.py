@@ -22,7 +22,7 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
         ArtifactError: the history can't be read or written.
     """
     step = journal.status.step + 1
-    now = run.requests.step_settings(run.prompts.total_steps)
+    now = run.requests.step_settings(run.prompts.planned_steps)
     journal.settings = read_settings_history(run.folder)
     before = journal.settings.of(step)
     if before == now:

@@ -6,7 +6,6 @@ from functools import partial
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Purpose
-from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.status import DataStatus
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.tasks import run_to_end
@@ -43,21 +42,10 @@ def _open_all(run: TrainingRun, journal: StepJournal, purposes: Sequence[Purpose
         raise
     for purpose in purposes:
         _tell(run, purpose)
-    if note := epochs_note(run.spec, run.prompts.total_steps):
-        run.progress.note(note)
     if journal.status.step:
         run.restore(artifacts.read_json(run.folder.progress(journal.status.step)))
+        run.prompts.settle(journal.status.step)
     journal.read_records()
-
-
-def epochs_note(spec: RLHFJobSpec, total_steps: int) -> str | None:
-    """Return a sentence on the prompts of a job with epochs and dynamic sampling; None for other jobs."""
-    if spec.epochs is None or not spec.algorithm.resolved().dynamic_sampling_rounds:
-        return None
-    return (
-        f"epochs: {spec.epochs} is {total_steps} steps, which is enough without dynamic sampling; its rounds draw more"
-        " prompts, so prompts may be drawn more often. Give steps for another length"
-    )
 
 
 def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:

@@ -275,15 +275,15 @@ class Learning:
         self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None
     ) -> list[LearnRequest]:
         """Return the request for each of so many learning instances."""
-        run, journal, total_steps = self._run, self._journal, self._run.prompts.total_steps
+        run, journal, prompts = self._run, self._journal, self._run.prompts
         return [
             run.requests.learn(
                 journal.status,
                 batch,
                 replay,
                 journal.settings,
-                total_steps,
-                checkpoint_due=checkpoint_due(run.spec, batch.step, total_steps),
+                prompts.planned_steps,
+                checkpoint_due=checkpoint_due(run.spec, batch.step, prompts.total_steps),
                 attempt=self._attempts,
                 following=following,
                 gang=gang,

@@ -64,6 +64,8 @@ class Rollout:
     prepared: PreparationOutcome
     cursor: dict[str, Any]
     """Position in the training data after its prompts."""
+    passes: float
+    """Passes over the training data that its prompts and all before make."""
     seconds: dict[str, float]
     """Seconds of generation, and of preparation after it."""
     rounds: int
@@ -89,11 +91,12 @@ async def roll_out(
     if recorded is not None:
         if task.prompts is None:
             run.prompts.go_to(recorded.cursor)
+            _settle(run, task.step)
         return recorded
     samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
     replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
     groups = run.spec.batch.prompts_per_step if task.prompts is None else len(task.prompts)
-    rounds = SamplingRounds(groups, replacements, run.prompts.count)
+    rounds = SamplingRounds(groups, replacements, run.prompts.count, run.prompts.left)
     first_plan: GenerationPlan | None = None
     journal: PieceJournal | None = None
     while rounds.count:
@@ -102,7 +105,7 @@ async def roll_out(
         else:
             prompts = list(task.prompts)
         # Another rollout may draw before this one is complete.
-        cursor = run.prompts.cursor.state()
+        cursor, passes = run.prompts.cursor.state(), run.prompts.passes
         plan = run.plans.plan(prompts, samples, "training")
         if first_plan is not None:
             run.progress.samples += len(prompts) * samples
@@ -120,6 +123,8 @@ async def roll_out(
         if note := rounds.note(task.step):
             run.progress.note(note)
     assert first_plan is not None
+    if task.prompts is None:
+        _settle(run, task.step)
     await _check_scored(run, task, prepared)
     generation_seconds = time.monotonic() - started - preparation_seconds
     return Rollout(
@@ -128,10 +133,16 @@ async def roll_out(
         generated=generated,
         prepared=prepared,
         cursor=cursor,
+        passes=passes,
         seconds={"generation": generation_seconds, "preparation": preparation_seconds},
         rounds=rounds.done,
         replaced_groups=rounds.replaced,
     )
+
+
+def _settle(run: TrainingRun, step: int) -> None:
+    if note := run.prompts.settle(step):
+        run.progress.note(note)
 
 
 async def _made_before(

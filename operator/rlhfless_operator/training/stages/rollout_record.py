@@ -45,6 +45,8 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     by_prompt = groupby(sorted(rollout.generated.lengths.items()), key=lambda sample: sample[0][0])
     lengths = {prompt: [tokens for _, tokens in samples] for prompt, samples in by_prompt}
     plan = rollout.plan
+    in_rounds = run.requests.algorithm.dynamic_sampling_rounds
+    passes = {"dynamic_sampling/epoch": rollout.passes} if in_rounds else {}
     prepared = mean_metrics(rollout.prepared.sums)
     report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
     predicted = report.metrics()
@@ -53,7 +55,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
         batch=rollout.batch,
         cursor=rollout.cursor,
         lengths=lengths,
-        metrics=prepared | _metrics(rollout, bound) | kept | predicted,
+        metrics=prepared | _metrics(rollout, bound) | passes | kept | predicted,
         plan=plan_record(plan, report, prefixes=run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
