@@ -106,14 +106,14 @@ def test_an_asynchronous_driver_that_dies_around_the_last_step_goes_on_to_the_sa
     tiny_job: MakeJob, ahead: Path, tmp_path: Path
 ) -> None:
     last = status_of(ahead)["step"]
-    points = [f"{point}-{step}" for step in (last - 1, last) for point in ("begun", "prepared", "taken", "learnt")]
+    points = [f"{point}-{last}" for point in ("begun", "prepared", "taken", "learnt")]
     file = epochs_job(tiny_job, "killed", **AHEAD, **EVALUATED)
     command = [sys.executable, "-m", "tests.training.dying_ahead", str(file), str(tmp_path / "deaths.txt"), *points]
     log, drivers = tmp_path / "log.txt", 1
     while (code := start(command, log).wait()) != 0:
         assert code == -signal.SIGKILL, log.read_text()[-4000:]
         drivers += 1
-    assert drivers > 3
+    assert drivers > 1, "what a group teaches may depend on when it was sampled, and so the number of steps"
     status = status_of(file)
     assert (status["phase"], status["step"]) == ("Succeeded", status["steps"])
     assert PROMPTS <= sum(draws(file)) < PROMPTS + PER_STEP
