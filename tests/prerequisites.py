@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from rlhfless_functions.runtime import landlock
+
 
 @dataclass(frozen=True)
 class Prerequisite:
@@ -40,6 +42,11 @@ PREREQUISITES = {
         shutil.which("helm") is not None,
         "there is no helm",
         "put helm into the PATH",
+    ),
+    "landlock": Prerequisite(
+        landlock.version() > 0,
+        "this kernel has no Landlock",
+        "use Linux 5.13 or newer, with landlock among its security modules",
     ),
     "prometheus": Prerequisite(
         shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
@@ -74,6 +81,11 @@ def needs_cluster(untested: str) -> pytest.MarkDecorator:
 def needs_helm(untested: str) -> pytest.MarkDecorator:
     """For tests that render the chart."""
     return _needs("helm", untested)
+
+
+def needs_landlock(untested: str) -> pytest.MarkDecorator:
+    """For tests that confine threads or processes."""
+    return _needs("landlock", untested)
 
 
 def needs_prometheus(untested: str) -> pytest.MarkDecorator:

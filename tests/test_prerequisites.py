@@ -153,6 +153,6 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path: Path) ->
     done = run(tmp_path, RLHFLESS_TESTS_REQUIRE="helm promethius")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     assert (
-        "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, prometheus,"
-        " scheduler" in (done.stderr)
+        "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, landlock,"
+        " prometheus, scheduler" in (done.stderr)
     )

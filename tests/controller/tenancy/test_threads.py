@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.runtime import landlock
 from rlhfless_operator.controller.tenancy import threads
 from rlhfless_operator.controller.tenancy.threads import (
     THREADS_OF_A_JOB,
@@ -22,8 +21,7 @@ from rlhfless_operator.controller.tenancy.threads import (
 from rlhfless_operator.errors import StoreUnavailableError
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.journal.step_journal import read_status
-
-needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+from tests.prerequisites import needs_landlock
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def test_errors_and_cancelled_calls_leave_the_threads_usable(tmp_path: Path, rel
     assert result(crew, lambda: 2) == 2
 
 
-@needs_landlock
+@needs_landlock("no thread is confined")
 def test_links_made_while_a_driver_runs_lead_nowhere(tmp_path: Path) -> None:
     theirs, mine = tmp_path / "theirs" / "runs" / "job", tmp_path / "mine" / "runs" / "job"
     theirs.mkdir(parents=True)
@@ -114,7 +112,7 @@ def test_links_made_while_a_driver_runs_lead_nowhere(tmp_path: Path) -> None:
     assert not (theirs.parent / "new.json").exists()
 
 
-@needs_landlock
+@needs_landlock("no thread is confined")
 def test_the_models_of_a_namespace_and_the_jobs_files_can_be_read_and_not_written(tmp_path: Path) -> None:
     team, files = tmp_path / "team", tmp_path / "files"
     for folder in (team / "models", files):
@@ -150,7 +148,7 @@ def test_a_folder_with_a_link_in_it_is_refused_at_start(tmp_path: Path) -> None:
         check_links(str(tmp_path))
 
 
-@needs_landlock
+@needs_landlock("no thread is confined")
 def test_a_confined_thread_still_does_what_a_driver_does(tmp_path: Path) -> None:
     root = tmp_path / "team" / "job"
 
