@@ -47,12 +47,6 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
     """
     app = FastAPI(title=f"rlhfless {instance.stage}", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def stranger(http_request: Request, wanted: str = token) -> Response | None:
-        offered = http_request.headers.get("authorization", "")
-        if hmac.compare_digest(offered.encode(), f"Bearer {wanted}".encode()):
-            return None
-        return _refusal(401, "bad_request", "the bearer token is not this job's")
-
     def occupied() -> Response | None:
         if instance.draining:
             return _refusal(503, "drained", "the instance is terminating", retryable=True)
@@ -62,27 +56,16 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
 
     @app.post("/v1/run")
     async def run(http_request: Request) -> Response:
-        if refusal := stranger(http_request):
+        if refusal := _stranger(http_request, token):
             return refusal
-        body = bytearray()
-        async for chunk in http_request.stream():
-            body += chunk
-            if len(body) > max_request_bytes:
-                return _refusal(413, "bad_request", f"the request is longer than {max_request_bytes} bytes")
-        try:
-            request = parse_request(bytes(body))
-        except UnsupportedProtocolError as error:
-            return _refusal(400, "bad_request", str(error))
-        except ValueError as error:
-            return _refusal(422, "bad_request", f"the body is not a request of this contract: {error}")
-        if request.key.stage != instance.stage:
-            message = f"this is a {instance.stage} instance; the request is for {request.key.stage}"
-            return _refusal(422, "bad_request", message)
+        request = await _read_request(http_request, instance, max_request_bytes)
+        if isinstance(request, Response):
+            return request
         return occupied() or _TaskResponse(instance, request)
 
     @app.post("/v1/sleep")
     async def sleep(http_request: Request) -> Response:
-        if refusal := stranger(http_request) or occupied():
+        if refusal := _stranger(http_request, token) or occupied():
             return refusal
         try:
             seconds = await instance.sleep()
@@ -91,22 +74,7 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
             return _refusal(500, "engine_lost", message, retryable=True)
         return JSONResponse({"seconds": seconds})
 
-    @app.get(f"{PATH}/{{copy}}")
-    async def held_copy(http_request: Request, copy: str) -> Response:
-        if refusal := stranger(http_request, copy_token(token, copy)):
-            return refusal
-        found = relayed(copy) is not None and not instance.draining
-        return JSONResponse({"relayed": found}, status_code=200 if found else 404)
-
-    @app.get(f"{PATH}/{{copy}}/{{name:path}}")
-    async def held_file(http_request: Request, copy: str, name: str) -> Response:
-        if refusal := stranger(http_request, copy_token(token, copy)):
-            return refusal
-        found = relayed(copy)
-        if found is None or name not in found.files or instance.draining:
-            return _refusal(404, "bad_request", "this instance has no such file to pass on")
-        content = growing_file(found, name, lambda: instance.draining)
-        return StreamingResponse(content, media_type="application/octet-stream")
+    _add_relay(app, instance, token)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -122,6 +90,51 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
         return Response(generate_latest(instance.registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def _add_relay(app: FastAPI, instance: Instance, token: str) -> None:
+    @app.get(f"{PATH}/{{copy}}")
+    async def held_copy(http_request: Request, copy: str) -> Response:
+        if refusal := _stranger(http_request, copy_token(token, copy)):
+            return refusal
+        found = relayed(copy) is not None and not instance.draining
+        return JSONResponse({"relayed": found}, status_code=200 if found else 404)
+
+    @app.get(f"{PATH}/{{copy}}/{{name:path}}")
+    async def held_file(http_request: Request, copy: str, name: str) -> Response:
+        if refusal := _stranger(http_request, copy_token(token, copy)):
+            return refusal
+        found = relayed(copy)
+        if found is None or name not in found.files or instance.draining:
+            return _refusal(404, "bad_request", "this instance has no such file to pass on")
+        content = growing_file(found, name, lambda: instance.draining)
+        return StreamingResponse(content, media_type="application/octet-stream")
+
+
+def _stranger(http_request: Request, token: str) -> Response | None:
+    offered = http_request.headers.get("authorization", "")
+    if hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
+        return None
+    return _refusal(401, "bad_request", "the bearer token is not this job's")
+
+
+async def _read_request(http_request: Request, instance: Instance, most_bytes: int) -> RunRequest | Response:
+    body = bytearray()
+    async for chunk in http_request.stream():
+        body += chunk
+        if len(body) > most_bytes:
+            return _refusal(413, "bad_request", f"the request is longer than {most_bytes} bytes")
+    try:
+        request = parse_request(bytes(body))
+    except UnsupportedProtocolError as error:
+        return _refusal(400, "bad_request", str(error))
+    except ValueError as error:
+        return _refusal(422, "bad_request", f"the body is not a request of this contract: {error}")
+    if request.key.stage != instance.stage:
+        return _refusal(
+            422, "bad_request", f"this is a {instance.stage} instance; the request is for {request.key.stage}"
+        )
+    return request
 
 
 class _TaskResponse(StreamingResponse):

@@ -1,20 +1,37 @@
 """The expansion of `${...}`."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rlhfless_operator.convert.shell.patterns import regular_expression
 from rlhfless_operator.convert.shell.scanning import end_of_brackets, end_of_part
-from rlhfless_operator.convert.shell.values import HOME, UnknownValueError, is_known
-
-if TYPE_CHECKING:
-    from rlhfless_operator.convert.shell.words import Words
+from rlhfless_operator.convert.shell.values import HOME, State, Unknowns, UnknownValueError, Whole, is_known
 
 _NAME = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!-])", re.ASCII)
 _OPERATOR = re.compile(r":[-=+?]|[-=+?]|%%|%|##|#|//|/|:|\^\^|\^|,,|,|@")
 
 
-def expand_parameter(inner: str, words: "Words", *, double: bool) -> str | list[str]:
+class Expansion(Protocol):
+    """Expands the words inside of `${...}`, in a state of the script."""
+
+    unknowns: Unknowns
+    unset_is_empty: bool
+
+    @property
+    def state(self) -> State: ...
+
+    def default(self, word: str) -> Whole: ...
+
+    def text(self, word: str) -> str: ...
+
+    def inner_text(self, word: str) -> str: ...
+
+    def pattern(self, word: str) -> str: ...
+
+    def number(self, text: str) -> int: ...
+
+
+def expand_parameter(inner: str, words: Expansion, *, double: bool) -> str | list[str]:
     """Return what `${inner}` becomes: text, or the items of an array."""
     if inner.startswith("!"):
         return _indirect(inner[1:], words, double=double)
@@ -47,7 +64,7 @@ def expand_parameter(inner: str, words: "Words", *, double: bool) -> str | list[
     return value
 
 
-def _value(name: str, index: str, words: "Words") -> str | list[str] | None:
+def _value(name: str, index: str, words: Expansion) -> str | list[str] | None:
     state = words.state
     if index in ("@", "*"):
         return state.items(name) if name in state.values else None
@@ -77,14 +94,14 @@ def _value(name: str, index: str, words: "Words") -> str | list[str] | None:
     return state.text(name)
 
 
-def _argument(number: int, words: "Words") -> str | None:
+def _argument(number: int, words: Expansion) -> str | None:
     if number == 0:
         return words.unknowns.add("$0 is the script's own name")
     arguments = words.state.arguments
     return arguments[number - 1] if number <= len(arguments) else None
 
 
-def _indirect(inner: str, words: "Words", *, double: bool) -> str | list[str]:
+def _indirect(inner: str, words: Expansion, *, double: bool) -> str | list[str]:
     if inner.endswith(("[@]", "[*]")):
         values = words.state.values.get(inner[:-3])
         if isinstance(values, dict):
@@ -97,7 +114,7 @@ def _indirect(inner: str, words: "Words", *, double: bool) -> str | list[str]:
     return expand_parameter(target + inner[name.end() :], words, double=double)
 
 
-def _length(inner: str, words: "Words") -> str:
+def _length(inner: str, words: Expansion) -> str:
     name, mark, index = inner.rstrip("]").partition("[")
     value = _value(name, index, words) if mark else _value(name, "", words)
     if value is None:
@@ -112,7 +129,7 @@ def _length(inner: str, words: "Words") -> str:
 
 
 def _default(
-    name: str, value: str | list[str] | None, operator: str, word: str, words: "Words", *, double: bool
+    name: str, value: str | list[str] | None, operator: str, word: str, words: Expansion, *, double: bool
 ) -> str | list[str]:
     there = value is not None and (not operator.startswith(":") or bool(value))
     if operator.endswith("+"):
@@ -126,11 +143,11 @@ def _default(
     return _word(word, words, double=double)
 
 
-def _word(word: str, words: "Words", *, double: bool) -> str | list[str]:
+def _word(word: str, words: Expansion, *, double: bool) -> str | list[str]:
     return words.inner_text(word) if double else words.default(word)
 
 
-def _changed(value: str | list[str], operator: str, word: str, words: "Words") -> str | list[str]:
+def _changed(value: str | list[str], operator: str, word: str, words: Expansion) -> str | list[str]:
     if isinstance(value, list) and operator == ":":
         return _slice_of_items(value, word, words)
     if isinstance(value, list):
@@ -138,7 +155,7 @@ def _changed(value: str | list[str], operator: str, word: str, words: "Words") -
     return _changed_text(value, operator, word, words)
 
 
-def _changed_text(value: str, operator: str, word: str, words: "Words") -> str:
+def _changed_text(value: str, operator: str, word: str, words: Expansion) -> str:
     if not is_known(value):
         return value
     try:
@@ -158,18 +175,18 @@ def _changed_text(value: str, operator: str, word: str, words: "Words") -> str:
     return words.unknowns.add(f"${{…{operator}{word}}} is not read")
 
 
-def _bounds(word: str, words: "Words") -> tuple[int, int | None]:
+def _bounds(word: str, words: Expansion) -> tuple[int, int | None]:
     begin, mark, length = word.partition(":")
     return words.number(begin), words.number(length) if mark else None
 
 
-def _slice(value: str, word: str, words: "Words") -> str:
+def _slice(value: str, word: str, words: Expansion) -> str:
     begin, length = _bounds(word, words)
     begin = max(len(value) + begin, 0) if begin < 0 else begin
     return value[begin:] if length is None else value[begin : length if length < 0 else begin + length]
 
 
-def _slice_of_items(value: list[str], word: str, words: "Words") -> list[str] | str:
+def _slice_of_items(value: list[str], word: str, words: Expansion) -> list[str] | str:
     try:
         begin, length = _bounds(word, words)
     except UnknownValueError as error:
@@ -179,13 +196,13 @@ def _slice_of_items(value: list[str], word: str, words: "Words") -> list[str] | 
     return value[begin:] if length is None else value[begin : begin + length]
 
 
-def _known_pattern(pattern: str, words: "Words") -> str:
+def _known_pattern(pattern: str, words: Expansion) -> str:
     if not is_known(pattern):
         raise UnknownValueError("; ".join(words.unknowns.reasons(pattern)))
     return regular_expression(pattern)
 
 
-def _without(value: str, operator: str, pattern: str, words: "Words") -> str:
+def _without(value: str, operator: str, pattern: str, words: Expansion) -> str:
     expression = re.compile(_known_pattern(pattern, words), re.DOTALL)
     ends = range(len(value) + 1)
     if operator[0] == "#":
@@ -195,7 +212,7 @@ def _without(value: str, operator: str, pattern: str, words: "Words") -> str:
     return value[: tried[0]] if tried else value
 
 
-def _replaced(value: str, operator: str, word: str, words: "Words") -> str:
+def _replaced(value: str, operator: str, word: str, words: Expansion) -> str:
     at = 0
     if operator == "/" and word[:1] in ("#", "%"):
         anchor, at = word[0], 1
