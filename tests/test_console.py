@@ -19,7 +19,7 @@ COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\u202e"
 @given(st.text(st.characters()))
 def test_printable_text_has_no_control_characters_and_keeps_the_rest(text: str) -> None:
     shown = printable(text)
-    assert all(character.isprintable() or character in "\n\t" or ord(character) > 0xA0 for character in shown)
+    assert all(character.isprintable() or character in "\n\t" or ord(character) >= 0xA0 for character in shown)
     assert printable(shown) == shown
     if text.isascii() and text.isprintable():
         assert shown == text

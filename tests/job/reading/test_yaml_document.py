@@ -1,5 +1,6 @@
 """YAML as the API server's tools read it, with the line of every field."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -104,12 +105,24 @@ def test_what_yaml_versions_read_differently_is_refused(text: str) -> None:
         ("a: \x07\n", 1, "not allowed in YAML"),
         ('a: "\\UFFFFFFFF"\n', 1, "not YAML"),
         ("a: " + "[" * 5000, 1, "nested too deeply"),
+        ("a:\n  " + "[" * 40 + "]" * 40, 2, "nested too deeply"),
+        ("a: &a " + "[" * 30 + "]" * 30 + "\nb: " + "[" * 30 + "*a" + "]" * 30, 1, "nested too deeply"),
     ],
 )
 def test_each_broken_document_has_one_fault_in_its_line(text: str, line: int, words: str) -> None:
     found, message = fault(text)
     assert words in message
     assert found == line
+
+
+def test_how_deep_a_document_may_be_does_not_depend_on_the_process() -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)  # as the operator does
+    try:
+        assert "nested too deeply" in fault("a: " + "[" * 5000)[1]
+    finally:
+        sys.setrecursionlimit(limit)
+    assert read_document("a: " + "[" * 39 + "]" * 39).content
 
 
 def test_several_faults_are_found_at_once() -> None:

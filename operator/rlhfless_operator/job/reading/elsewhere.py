@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from rlhfless_operator.job.reading.validation import Fault, InvalidJobError, parse_content
+from rlhfless_operator.job.reading.yaml_document import MOST_DEPTH
 from rlhfless_operator.job.spec import RLHFJob
 
 _PROCESSOR_SECONDS = 3
@@ -31,7 +32,6 @@ _MEMORY = 2**30
 """Most address space of a child in bytes, besides what the reader has."""
 MOST_BYTES = 2**18
 """Longest document, in bytes of JSON or YAML."""
-_MOST_DEPTH = 40
 _MOST_NODES = 20_000
 _MOST_FAULTS = 50
 _LONGEST_ERROR = 2000
@@ -71,7 +71,7 @@ def read_begun(text: bytes) -> RLHFJob:
 def excess_of(content: Any) -> str | None:
     """Return how plain data is larger or deeper than a document may be; None if it is not. It does not recur."""
     nodes, size, level = 0, 0, [content]
-    for _ in range(_MOST_DEPTH):
+    for _ in range(MOST_DEPTH):
         inner: list[Any] = []
         for value in level:
             nodes += 1
@@ -89,7 +89,7 @@ def excess_of(content: Any) -> str | None:
         if not inner:
             return None
         level = inner
-    return f"the document is nested more than {_MOST_DEPTH} deep"
+    return f"the document is nested more than {MOST_DEPTH} deep"
 
 
 def _refused(source: str, message: str, remedy: str) -> InvalidJobError:

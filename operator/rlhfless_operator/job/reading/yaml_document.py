@@ -20,8 +20,12 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _AMBIGUOUS_WORD = re.compile(r"[yY]|[nN]|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")
 _AMBIGUOUS_NUMBER = re.compile(r"[-+]?(0[0-9_]+|0[xob][0-9a-fA-F_]+|[0-9]+_[0-9_]*)")
+_TOO_DEEP = "the document is nested too deeply"
+_SHALLOW = "write a job as in examples/"
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MOST_NODES = 50_000
+MOST_DEPTH = 40
+"""Number of levels of a document, its values included. Python's own limit of calls differs between processes."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,28 @@ def value_at(content: Any, path: Path) -> Any:
     return content
 
 
+class _TooDeepError(yaml.YAMLError):
+    """The text has more levels than a document may have; the next is in `line`, counted from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(_TOO_DEEP)
+        self.line = line
+
+
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser, which leaves the tag empty on every value without a tag in the text."""
+    """PyYAML's parser, which leaves the tag empty on every value without a tag in the text, and reads no deep text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise _TooDeepError(self.line + 1)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         return ""
@@ -96,8 +120,8 @@ def read_document(text: str) -> Document:
     """
     try:
         roots = list(yaml.compose_all(text, Loader=_Loader))
-    except RecursionError:
-        raise _unreadable(1, "the document is nested too deeply", "write a job as in examples/") from None
+    except _TooDeepError as error:
+        raise _unreadable(error.line, _TOO_DEEP, _SHALLOW) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.problem, error.context)))
@@ -133,7 +157,7 @@ def read_value(text: str) -> Any:
     """
     try:
         roots = list(yaml.compose_all(text, Loader=_Loader))
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise _unreadable(1, f"{text!r:.80} is not YAML", "put it in quotes") from error
     if len(roots) != 1:
         return None if not roots else text
@@ -159,6 +183,9 @@ class _Builder:
         if self._nodes > _MOST_NODES:
             if self._nodes == _MOST_NODES + 1:
                 self._fault(path, line, "the document grows too large", "use fewer aliases")
+            return None
+        if len(self._open) == MOST_DEPTH:
+            self._fault(path, line, _TOO_DEEP, _SHALLOW)
             return None
         if any(node is ancestor for ancestor in self._open):
             self._fault(path, line, "the alias contains itself", "write the value out")
