@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from transformers import AutoModelForCausalLM, GptOssConfig, MixtralConfig, PreTrainedConfig, Qwen3MoeConfig
 
@@ -85,8 +86,26 @@ def test_a_row_of_a_single_output_does_not_depend_on_the_others(bias: bool) -> N
     whole = model[0](rows)
     for count in range(16, 64):
         assert torch.equal(model[0](rows[:count]), whole[:count])
+        assert torch.equal(torch.sigmoid(model[0](rows[:count])), torch.sigmoid(whole)[:count])
     torch.testing.assert_close(whole, plain(rows))
     ours = torch.autograd.grad(whole.square().sum(), list(model[0].parameters()))
     theirs = torch.autograd.grad(plain(rows).square().sum(), list(plain.parameters()))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert type(model[1]) is nn.Linear
+
+
+def test_so_does_one_with_an_adapter_and_one_of_zeros_changes_nothing() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"gate": nn.Linear(128, 1, bias=False)})
+    rows = torch.randn(64, 128)
+    fix_single_outputs(model)
+    plain = torch.sigmoid(model["gate"](rows))
+    adapted = inject_adapter_in_model(LoraConfig(r=2, target_modules=["gate"]), model)
+    fix_single_outputs(adapted)
+    whole = torch.sigmoid(adapted["gate"](rows))
+    assert torch.equal(whole, plain)
+    nn.init.normal_(adapted["gate"].lora_B["default"].weight)
+    whole = torch.sigmoid(adapted["gate"](rows))
+    assert not torch.equal(whole, plain)
+    for count in range(16, 64):
+        assert torch.equal(torch.sigmoid(adapted["gate"](rows[:count])), whole[:count])

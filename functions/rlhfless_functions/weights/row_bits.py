@@ -6,12 +6,15 @@ engine pads its passes to as many. Two kinds of layers need more:
 - An expert of a mixture gets fewer rows than its pass has, and another number in every batch. Its rows are padded here,
   in an experts implementation of transformers.
 - A layer with a single output (the gate of a shared expert, an adapter of rank 1) is a product with a vector, whose
-  sums depend on the number of rows. It gets a second column here.
+  sums depend on the number of rows. It gets a second column here. What the model computes of one column, such as a
+  sigmoid, is computed by vectors of 16 or 32 numbers and a remainder that rounds otherwise, unless the column is
+  strided: then all of it is computed as the remainder is.
 """
 
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
@@ -63,15 +66,21 @@ class _SingleOutput(nn.Linear):
         if not _has_fixed_bits(input, self.weight):
             return super().forward(input)
         bias = None if self.bias is None else self.bias.expand(2)
-        # Contiguous, as one that an adapter is added to: functions of what is strided may round otherwise.
-        return functional.linear(input, self.weight.expand(2, -1), bias)[..., :1].contiguous()
+        return functional.linear(input, self.weight.expand(2, -1), bias)[..., :1]
 
 
 def fix_single_outputs(model: nn.Module) -> None:
-    """Let a model's linear layers with one output compute so, in place."""
+    """Let a model's linear layers with one output compute so, in place; also those that an adapter is added to."""
     for module in model.modules():
         if type(module) is nn.Linear and module.out_features == 1:
             module.__class__ = _SingleOutput
+        elif isinstance(module, LoraLayer) and module.out_features == 1:
+            module.register_forward_hook(_strided)
+
+
+def _strided(layer: nn.Module, inputs: tuple[Any, ...], column: Tensor) -> Tensor | None:
+    """Return the column of an adapted layer as `_SingleOutput` returns that of a plain one."""
+    return functional.pad(column, (0, 1))[..., :1] if _has_fixed_bits(column, column) else None
 
 
 def _has_fixed_bits(rows: Tensor, weight: Tensor) -> bool:
