@@ -114,6 +114,7 @@ def test_a_knative_as_installed_takes_plain_pods() -> None:
         ),
         ({"volumes": [{"secret": "keys", "mountPath": "/keys"}]}, set()),
         ({"template": {"spec": {"schedulerName": "volcano"}}}, {"kubernetes.podspec-schedulername"}),
+        ({"template": {"spec": {"runtimeClassName": "gvisor"}}}, {"kubernetes.podspec-runtimeclassname"}),
         ({"template": {"spec": {"initContainers": [{"name": "i"}]}}}, {"kubernetes.podspec-init-containers"}),
         (
             {
@@ -266,6 +267,12 @@ def test_a_jobs_stages_get_the_clusters_defaults_under_what_the_job_says(tmp_pat
     generation, preparation, _ = stages_of(settings, load_job(file), "team")
     assert (generation.most, generation.pods.node_selector) == (3, {"pool": "gpu", "size": "large"})
     assert (preparation.most, preparation.pods.node_selector) == (2, {"pool": "gpu"})
+
+
+def test_the_pods_that_run_tested_code_may_alone_be_in_a_sandbox(tiny_job: Any) -> None:
+    for sandbox in ({"runtimeClass": "gvisor"}, {"template": {"spec": {"runtimeClassName": "gvisor"}}}):
+        stages = stages_of(SETTINGS, load_job(tiny_job(preparation={"pods": sandbox})), "team")
+        assert [pod_spec_of(stage.pods, SETTINGS).get("runtimeClassName") for stage in stages] == [None, "gvisor", None]
 
 
 def test_an_asynchronous_job_needs_gpus_for_two_stages_at_once(tiny_job: Any) -> None:

@@ -4,7 +4,7 @@
 - `checks`: the checks of one object each. `features`: Knative's feature flags. `knative_settings`: the other settings
   of Knative. `permissions`: the operator's permissions.
 - `turns`: the checks of pools whose GPUs pods use in turns. `devices`: count their devices. `nodes`: the GPU products
-  of nodes.
+  of nodes. `kernels`: what nodes lack to confine tested code.
 - `fixing`: `rlhfless preflight --fix`. `fixes`: the changes that it makes.
 """
 

@@ -37,6 +37,7 @@ from rlhfless_operator.preflight.checks import (
 )
 from rlhfless_operator.preflight.devices import DynamicResources
 from rlhfless_operator.preflight.findings import Finding
+from rlhfless_operator.preflight.kernels import check_kernels
 from rlhfless_operator.preflight.permissions import PERMISSIONS, TURNS_PERMISSIONS, Permission, check_permissions
 from rlhfless_operator.preflight.turns import check_instances, check_pool, pools_with_turns, say_turns
 
@@ -118,7 +119,7 @@ class ClusterLook:
         """Check what the pods of a job need: Knative's settings, volumes, GPUs and quota.
 
         Args:
-            nodes: whether to check GPUs, which needs the right to list nodes.
+            nodes: whether to check GPUs and kernels, which needs the right to list nodes.
             job: the job itself, if there is one.
         """
         knative, quotas = await asyncio.gather(
@@ -131,8 +132,13 @@ class ClusterLook:
         else:
             findings.append(knative)
         if nodes:
-            capacity = await self._once("capacity", lambda: _allocatable(self._transport))
-            findings.append(capacity if isinstance(capacity, Finding) else check_capacity(capacity, stages))
+            found = await self._once("nodes", lambda: _node_statuses(self._transport))
+            if isinstance(found, Finding):
+                findings.append(found)
+            else:
+                findings.append(check_capacity([status.get("allocatable", {}) for status in found], stages))
+                releases = [status.get("nodeInfo", {}).get("kernelVersion", "") for status in found]
+                findings += check_kernels(releases, job) if job is not None else []
         if isinstance(quotas, Finding):
             return [*findings, quotas]
         findings.append(check_quota(quotas, stages, namespace))
@@ -248,14 +254,13 @@ def _check_knative(knative: Knative, settings: ClusterSettings, stages: Sequence
     ]
 
 
-async def _allocatable(transport: Transport) -> list[Mapping[str, str]] | Finding:
-    """Return the allocatable resources of every schedulable node."""
+async def _node_statuses(transport: Transport) -> list[Mapping[str, Any]] | Finding:
+    """Return the status of every schedulable node."""
     try:
         nodes = await transport.get("/api/v1/nodes")
     except ApiError as error:
         return Finding("capacity", "unknown", f"nodes can't be listed: {error.message}")
-    usable = [node for node in nodes["items"] if not node["spec"].get("unschedulable")]
-    return [node["status"].get("allocatable", {}) for node in usable]
+    return [node["status"] for node in nodes["items"] if not node["spec"].get("unschedulable")]
 
 
 async def _quotas(transport: Transport, namespace: str) -> list[Mapping[str, Any]] | Finding:
