@@ -11,7 +11,7 @@ restarts while the step waits. In the preparation function:
 In workers:
 
 - `worker`: the worker's two processes. `reaper`: the one that ends everything; the other runs the reward.
-- `network_seccomp`: blocks the network of tested code.
+- `seccomp`: refuses system calls to tested code.
 - `calls`: one call; converts its result to plain values, and its failure to one sentence.
 - `groups`: the responses to score.
 - `source`: the user's file. `callables`: the function forms of TRL, verl and OpenRLHF. `remote`: OpenRLHF's HTTP form.

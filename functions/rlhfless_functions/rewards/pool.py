@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhfless_functions.rewards.checks import FATES
 from rlhfless_functions.rewards.groups import START, Progress, RewardGroup
-from rlhfless_functions.rewards.process import WorkerError, WorkerKilledError, WorkerProcess
+from rlhfless_functions.rewards.process import VERIFIERS, WorkerError, WorkerKilledError, WorkerProcess
 
 _log = logging.getLogger("rlhfless.rewards")
 
@@ -42,7 +42,7 @@ class WorkerSettings:
     @property
     def verifies(self) -> bool:
         """Whether it is a built-in verifier. Then a response ended the worker, which is no reason to end the job."""
-        return self.kind in ("exact_match", "math", "format", "code")
+        return self.kind in VERIFIERS
 
 
 @dataclass
@@ -125,6 +125,8 @@ class _Lane:
         self._settings = settings
         self._worker: WorkerProcess | None = None
         self._concurrent = False
+        self._told = False
+        """Whether the log has what the machine lacks."""
 
     def start(self) -> WorkerProcess:
         if self._worker is not None and not self._worker.alive():
@@ -188,6 +190,9 @@ class _Lane:
                 raise RewardUnusableError(str(answer.get("error")))
             worker.ready = True
             self._concurrent = bool(answer.get("concurrent"))
+            for sentence in () if self._told else answer.get("lacking", ()):
+                _log.warning("the code that reward %s tests is not fully confined: %s", self._settings.name, sentence)
+            self._told = True
         return worker
 
     def _call(

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import selectors
 import signal
 import socket
@@ -25,6 +26,12 @@ _TICK = 0.2
 _LONGEST_LINE = 2000
 _MOST_LINES = 200
 """Most lines of output that one call may log; the rest is counted."""
+
+
+VERIFIERS = ("exact_match", "math", "format", "code")
+"""Kinds of the built-in verifiers. What ends their workers is a response."""
+_NEEDED = re.compile("PATH|HOME|LANG|TZ|TMPDIR|(LC_|LD_|PYTHON|COV).*")
+"""Environment variables that built-in verifiers need. The others may hold credentials, for which hostile code looks."""
 
 
 class WorkerError(Exception):
@@ -71,8 +78,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output_writer,
                 stderr=output_writer,
-                # The job's token gives access to its functions; rewards don't need it.
-                env={name: value for name, value in os.environ.items() if name != "RLHFLESS_TOKEN"},
+                env=_environment(kind),
                 pass_fds=(connection.fileno(), lifeline.fileno()),
                 start_new_session=True,
             )  # fmt: skip
@@ -229,3 +235,11 @@ class WorkerProcess:
                 f"used {used / 2**20:.0f} MiB of memory, more than its limit of {self._memory / 2**20:.0f} MiB",
                 "out_of_memory",
             )
+
+
+def _environment(kind: str) -> dict[str, str]:
+    """Return the environment of a worker. A user's own reward may need all of it but the job's token, which gives
+    access to its functions."""
+    if kind in VERIFIERS:
+        return {name: value for name, value in os.environ.items() if _NEEDED.fullmatch(name)}
+    return {name: value for name, value in os.environ.items() if name != "RLHFLESS_TOKEN"}

@@ -6,11 +6,11 @@ and LIFELINE are descriptors of stream sockets, KIND is the reward's kind, MEMOR
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
 import resource
-import shutil
 import socket
 import sys
 import tempfile
@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlhfless_functions.rewards import reaper
+from rlhfless_functions.rewards import reaper, seccomp
 from rlhfless_functions.rewards.calls import Scorer, answer_in_turn, answer_together, describe, event_loop, is_async
 from rlhfless_functions.rewards.channel import receive, send
-from rlhfless_functions.rewards.network_seccomp import refuse_sockets
+from rlhfless_functions.rewards.code.folders import remove
 from rlhfless_functions.rewards.source import SourceError, load_function
 from rlhfless_functions.runtime.processes import die_with_parent
 
@@ -38,25 +38,28 @@ def main() -> None:
     keeper_id = os.getpid()
     child = os.fork()
     if child == 0:
+        filtered = False
         if kind == "code":
             reaper.adopt_orphans()
-            left = reaper.leave_network()
-            if not (refuse_sockets() or left):
-                print("the tested code keeps its network: this machine supports no way to block it", file=sys.stderr)
+            reaper.leave_network()
+            filtered = seccomp.install(seccomp.refusals())
             reaper.hide()
         die_with_parent(keeper_id)
         lifeline.close()
         _limit(memory)
         try:
-            _serve(connection, kind, scratch)
+            _serve(connection, kind, scratch, filtered=filtered)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
+    if kind == "code":
+        reaper.hide()
     connection.close()
     status = reaper.keep(child, lifeline)
     if scratch is not None:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(Path(scratch))
     reaper.end_like(status)
 
 
@@ -66,21 +69,26 @@ def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _serve(connection: socket.socket, kind: str, scratch: str | None) -> None:
+def _serve(connection: socket.socket, kind: str, scratch: str | None, *, filtered: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     setup = receive(connection)
     if setup is None:
         return
     try:
-        scorer, concurrent = _scorer(kind, pickle.loads(setup), scratch)
+        lacking: list[str] = []
+        if kind == "code":
+            scorer, lacking = _code_scorer(pickle.loads(setup), str(scratch), filtered=filtered)
+            concurrent = False
+        else:
+            scorer, concurrent = _scorer(kind, pickle.loads(setup), scratch)
     except SourceError as error:
         _answer(connection, {"ready": False, "error": str(error)})
         return
     except BaseException as error:
         _answer(connection, {"ready": False, "error": f"cannot be loaded: it {describe(error)}"})
         return
-    _answer(connection, {"ready": True, "concurrent": concurrent})
+    _answer(connection, {"ready": True, "concurrent": concurrent, "lacking": lacking})
     if concurrent:
         event_loop().run_until_complete(_serve_together(connection, scorer))
         return
@@ -118,16 +126,22 @@ def _scorer(kind: str, setup: dict[str, Any], scratch: str | None) -> tuple[Scor
         from rlhfless_functions.rewards.mathematics.scorer import math_scorer
 
         return math_scorer(setup["require_end"], setup["timeout"]), False
-    if kind == "code":
-        from rlhfless_functions.rewards.code.scoring import code_scorer
-
-        return code_scorer(setup["tests_column"], setup["seconds"], setup["memory"], str(scratch)), False
 
     from rlhfless_functions.rewards.matching import exact_match_scorer, format_scorer
 
     if kind == "exact_match":
         return exact_match_scorer(setup["pattern"], setup["require_end"], setup["timeout"]), False
     return format_scorer(setup["pattern"], setup["timeout"]), False
+
+
+def _code_scorer(setup: dict[str, Any], scratch: str, *, filtered: bool) -> tuple[Scorer, list[str]]:
+    """Return the reward, and what this machine lacks to confine the code."""
+    from rlhfless_functions.rewards.code.confinement import lacking
+    from rlhfless_functions.rewards.code.scoring import code_scorer, usable_confinement
+
+    confinement = usable_confinement(setup["memory"], scratch)
+    scorer = code_scorer(setup["tests_column"], setup["seconds"], setup["memory"], scratch, confinement)
+    return scorer, lacking(confinement, filtered=filtered)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,13 @@ _OF_VERSIONS = (13, 14, 15, 15, 16)
 """Number of the file rights that versions 1 to 5 know. Each is a bit."""
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
-_OF_FILES = _EXECUTE | 1 << 1 | _READ_FILE | 1 << 14 | 1 << 15
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15
 """Rights that a file, and not only a folder, can have."""
+
+_SCOPES_SINCE = 6
+"""The first version that keeps signals and abstract Unix sockets within the confined processes."""
+_ALL_SCOPES = 1 << 0 | 1 << 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -32,29 +37,48 @@ def version() -> int:
     return max(0, found)
 
 
+def scopes_signals() -> bool:
+    """Return whether the kernel can keep the signals of confined processes from all others."""
+    return version() >= _SCOPES_SINCE
+
+
 class Ruleset:
     """The folders that a thread may use.
 
     Args:
         read: files and folders to read and execute; those that do not exist are left out.
         write: descriptors of folders in which everything is allowed.
+        devices: files to read and write; those that do not exist are left out.
+        alone: whether it may send no signals to threads outside, if the kernel can prevent that (`scopes_signals`).
 
     Raises:
         OSError: the kernel has no Landlock, or a folder can't be opened.
     """
 
-    def __init__(self, read: Iterable[Path], write: Iterable[int]) -> None:
+    def __init__(
+        self, read: Iterable[Path], write: Iterable[int], devices: Iterable[Path] = (), *, alone: bool = False
+    ) -> None:
         known = _OF_VERSIONS[min(version(), len(_OF_VERSIONS)) - 1] if version() else 0
         self._all = (1 << known) - 1
-        self._descriptor = _checked(_libc.syscall(_CREATE_RULESET, struct.pack("=Q", self._all), ctypes.c_size_t(8), 0))
+        rights = struct.pack("=Q", self._all)
+        if alone and scopes_signals():
+            rights = struct.pack("=QQQ", self._all, 0, _ALL_SCOPES)
+        self._descriptor = _checked(_libc.syscall(_CREATE_RULESET, rights, ctypes.c_size_t(len(rights)), 0))
         try:
             for descriptor in write:
                 self._allow(descriptor, self._all)
             for path in filter(Path.exists, read):
                 self._allow_path(path, _READ if path.is_dir() else _READ & _OF_FILES)
+            for path in filter(Path.exists, devices):
+                self._allow_path(path, _READ_FILE | _WRITE_FILE | _TRUNCATE)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the rules, by which another process can confine itself."""
+        return self._descriptor
 
     def allow_all(self, folder: Path) -> None:
         """Allow everything in another folder.

@@ -141,7 +141,7 @@ def test_nothing_of_a_test_is_in_the_codes_process_but_the_arguments(scorer: Rew
 import gc, sys
 def seen():
     texts = [repr(t) for t in gc.get_objects() if isinstance(t, (list, tuple, dict)) and t is not globals()]
-    return sum("secret-" + "word" in text for text in texts)
+    return sum("-".join(["secret", "word"]) in text for text in texts)
 """
     assert score(scorer, ["assert seen() == 0 != 'secret-word'"], program) == [1.0]
 

@@ -145,7 +145,7 @@ def test_tests_do_not_see_each_others_traces(scorer: RewardScorer) -> None:
 def test_code_gets_no_environment_and_an_empty_folder(scorer: RewardScorer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     program = "import os\nprint(os.environ.get('AWS_SECRET_ACCESS_KEY'), sorted(os.listdir()))"
-    assert score(scorer, [{"input": "", "output": "None ['input', 'output', 'solution.py']"}], program) == [1.0]
+    assert score(scorer, [{"input": "", "output": "None ['solution.py']"}], program) == [1.0]
 
 
 CONNECT = "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)\ndef double(x): return 2 * x"
@@ -164,17 +164,17 @@ def test_code_reaches_no_network(scorer: RewardScorer) -> None:
         ("socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)", False),
         ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", False),
         ("ctypes.CDLL(None, use_errno=True).syscall(425, 1, b'\\0' * 120) + 1 or exit(ctypes.get_errno() != 1)", True),
-        ("socket.socket(socket.AF_UNIX)", True),
+        ("socket.socket(socket.AF_UNIX)", False),
         ("socket.socketpair()", True),
         ("subprocess.run([sys.executable, '-c', 'import socket; socket.socket()'], check=True)", False),
     ],
 )
-def test_a_process_that_refuses_sockets_makes_only_unix_ones(made: str, allowed: bool) -> None:
+def test_a_process_that_refuses_sockets_makes_only_pairs(made: str, allowed: bool) -> None:
     program = f"""
 import ctypes, socket, subprocess, sys
-from rlhfless_functions.rewards.network_seccomp import refuse_sockets
+from rlhfless_functions.rewards import seccomp
 socket.socket()
-assert refuse_sockets()
+assert seccomp.install(seccomp.refusals())
 try:
     {made}
 except (PermissionError, subprocess.CalledProcessError):

@@ -1,43 +1,46 @@
-"""Runs a response's code in its own process: `python -I runner.py program|asserts MEMORY [DESCRIPTOR]`.
+"""Runs a response's code in its own process: `python -I runner.py MODE MEMORY RULES FILTER ASKS [DESCRIPTOR]`.
 
-Stands alone: the interpreter is isolated and imports nothing of this package but `values`. The code is
-`solution.py` in the working folder. `before.py`, if there is one, runs before it in the same namespace.
+Stands alone: the interpreter is isolated and imports nothing of this package but `keeper` and `values`. The code is
+`solution.py` in the working folder. `before.py`, if there is one, runs before it in the same namespace. RULES is the
+descriptor of Landlock's rules or -1, FILTER the seccomp filter in hexadecimal, ASKS is 1 if it asks the keeper.
 
-`program`: run it as a script. `asserts`: run it once, then answer the judge's requests over DESCRIPTOR. Each test has a
-fork of its own, without traces of the others. This process knows only the values that a test passes to the code. The
-judge decides whether a test passes.
+MODE is `program`: run it as a script. Or `asserts`: run it once, then answer the judge's requests over DESCRIPTOR. Each
+test has a fork of its own, without traces of the others. This process knows only the values that a test passes to the
+code. The judge decides whether a test passes.
 """
 
 import builtins
 import contextlib
 import ctypes
+import importlib
+import mmap
 import operator
 import os
 import resource
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 WRITTEN_BYTES = 64 * 2**20
 """Bytes of the largest file that the code may write."""
+OPEN_FILES = 256
+"""Files that a process of the code may have open."""
 OUT_OF_MEMORY = 77
 """Exit code of a program that reached its limit of memory."""
-_PR_SET_NO_NEW_PRIVS = 38
-_LANDLOCK_CREATE_RULESET = 444
-_LANDLOCK_RESTRICT_SELF = 446
-_LANDLOCK_VERSION = 1
-_MAKE_BLOCK_DEVICES = 1 << 11
-_SCOPE_SIGNALS = 1 << 1
 
 
 def main() -> None:
-    mode, memory = sys.argv[1], int(sys.argv[2])
-    descriptor = int(sys.argv[3]) if mode == "asserts" else -1
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    mode, memory, rules, code, asks, *more = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
-    _fence()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    _share_semaphores()
+    # Found beside this file, where the code can't read.
+    sys.path.insert(0, str(Path(__file__).parent))
+    keeper, values = importlib.import_module("keeper"), importlib.import_module("values") if more else None
+    del sys.path[0]
+    keeper.split(int(rules), bytes.fromhex(code), asks=asks == "1", close=tuple(map(int, more)))
     sys.argv[:] = ["solution.py"]
     source = Path("solution.py").read_text()
     if mode == "program":
@@ -46,30 +49,29 @@ def main() -> None:
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
     else:
-        _serve(source, socket.socket(fileno=descriptor))
+        _serve(source, socket.socket(fileno=int(more[0])), values)
 
 
-def _fence() -> None:
-    """Isolate this process and its descendants from the memory, descriptors and signals of all others, if the kernel
-    has Landlock (landlock(7)). This can't be undone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
-    if version < 1:
-        return
-    # A ruleset must refuse something. Having a domain isolates it from other processes.
-    rules = struct.pack("=QQQ", _MAKE_BLOCK_DEVICES, 0, _SCOPE_SIGNALS)
-    length = 24 if version >= 6 else 8
-    ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, rules, ctypes.c_size_t(length), 0)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
+def _share_semaphores() -> None:
+    """Let `multiprocessing` keep its locks in memory that forks share. Python's own are files of /dev/shm, which the
+    program may not write to."""
+    import _multiprocessing
+
+    libc = ctypes.CDLL(None)
+
+    class SemLock(_multiprocessing.SemLock):  # type: ignore[name-defined,misc]
+        def __new__(cls, kind: int, value: int, maxvalue: int, name: str, unlink: bool) -> "SemLock":
+            memory = mmap.mmap(-1, 64)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            libc.sem_init(ctypes.c_void_p(address), 1, value)
+            lock: SemLock = cls._rebuild(address, kind, maxvalue, None)
+            lock.memory = memory
+            return lock
+
+    _multiprocessing.SemLock = SemLock
 
 
-def _serve(source: str, connection: socket.socket) -> None:
-    sys.path.insert(0, str(Path(__file__).parent))
-    import values
-
-    del sys.path[0]
+def _serve(source: str, connection: socket.socket, values: Any) -> None:
     # The judge sends requests once it is out of reach.
     values.receive(connection)
     names: dict[str, object] = {"__name__": "solution", "__builtins__": __builtins__}

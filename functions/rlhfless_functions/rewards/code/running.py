@@ -1,24 +1,27 @@
 """The processes that run the code of one response and its tests, and their limits.
 
-The code is confined: it has no network (a namespace of its own if the kernel permits one, and in any case only Unix
-sockets), limits on memory, time and written bytes, an empty environment and working folder, `python -I`, and no access
-to other processes. It does not see its tests: see `judge`, and docs/security.md for what remains possible. This
-protects against accidents and cheating, not against an attacker: the processes have the user id of the function and see
-its files. Run untrusted models in a pod with a read-only file system, a pid limit and nothing worth stealing.
+The code is confined: see `confinement` for its files, `seccomp` for its calls, and `keeper` for its processes. It has
+limits on memory, time and written bytes, an empty environment and working folder, `python -I`, no network and no access
+to other processes. It does not see its tests: see `judge`, and docs/security.md for what remains possible.
+
+Nothing here opens a file in the folder once the code has run: it may have put anything there.
 """
 
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.data.code_tests import CodeTests
+from rlhfless_functions.rewards.code.confinement import Confinement
 from rlhfless_functions.rewards.code.printed import same_output
 from rlhfless_functions.rewards.code.runner import OUT_OF_MEMORY, WRITTEN_BYTES
 from rlhfless_functions.rewards.code.time_limit import TimeLimit
@@ -27,6 +30,10 @@ _RUNNER = Path(__file__).with_name("runner.py")
 _JUDGE = Path(__file__).with_name("judge.py")
 _LEAST_MEMORY = 512 * 2**20
 """Bytes that the code of one response may use at least, unless all together have less: enough for NumPy and pandas."""
+_SPARE_BYTES = 2**20
+"""Bytes that a program may print besides the wanted ones, such as spaces."""
+_PATIENCE = 5.0
+"""Seconds in which a program's keeper ends all processes; then it is killed itself."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Libraries for mathematics reserve memory for each core when they are imported. On a machine with many cores, that is
 more than the limit."""
@@ -61,7 +68,9 @@ def shares_of(cores: int, memory: int) -> tuple[int, int]:
     return width, memory // width
 
 
-def run_tests(code: str, tests: CodeTests, before: str, seconds: float, memory: int, folder: Path) -> Verdict:
+def run_tests(
+    code: str, tests: CodeTests, before: str, seconds: float, memory: int, folder: Path, confinement: Confinement
+) -> Verdict:
     """Run tests of a code in an empty folder.
 
     Args:
@@ -71,23 +80,44 @@ def run_tests(code: str, tests: CodeTests, before: str, seconds: float, memory: 
         seconds: limit of one test, and of running the code itself; see `time_limit`.
         memory: limit of a process in bytes.
         folder: the working folder.
+        confinement: what the code may do.
     """
     (folder / "solution.py").write_text(code)
+    if tests.units and before:
+        (folder / "before.py").write_text(before)
     verdict = Verdict()
-    if tests.units:
-        if before:
-            (folder / "before.py").write_text(before)
-        _run_units(tests.units, seconds, memory, folder, verdict)
-    for given, wanted in tests.programs:
-        _run_program(given, wanted, seconds, memory, folder, verdict)
+    with confinement.arguments(folder) as (rules, confined):
+        runner = _Runner(memory, folder, rules, confined)
+        if tests.units:
+            _run_units(tests.units, seconds, runner, verdict)
+        for given, wanted in tests.programs:
+            _run_program(given, wanted, seconds, runner, verdict)
     return verdict
 
 
-def _run_program(given: str, wanted: str, seconds: float, memory: int, folder: Path, verdict: Verdict) -> None:
-    (folder / "input").write_text(given)
-    # A file limits a flood of output; a pipe does not.
-    with (folder / "input").open() as stdin, (folder / "output").open("w+b") as answer:
-        process = _start(_RUNNER, "program", memory, folder=folder, stdin=stdin, stdout=answer)
+@dataclass
+class _Runner:
+    """Starts a code."""
+
+    memory: int
+    folder: Path
+    rules: int
+    """Descriptor of Landlock's rules; -1 without."""
+    confined: tuple[object, ...]
+    """Arguments about them."""
+
+    def start(self, mode: str, keep: tuple[int, ...] = (), **streams: Any) -> subprocess.Popen[bytes]:
+        rules = (self.rules,) if self.rules >= 0 else ()
+        arguments = (mode, self.memory, *self.confined, *keep)
+        return _start(_RUNNER, *arguments, folder=self.folder, keep=(*rules, *keep), **streams)
+
+
+def _run_program(given: str, wanted: str, seconds: float, runner: _Runner, verdict: Verdict) -> None:
+    # Files limit a flood of output; pipes do not. These have no names that the code could give to others.
+    with tempfile.TemporaryFile(dir=runner.folder) as stdin, tempfile.TemporaryFile(dir=runner.folder) as answer:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        process = runner.start("program", stdin=stdin, stdout=answer)
         limit = TimeLimit([process], seconds)
         try:
             while (status := _waited(process, limit.left())) is None:
@@ -96,19 +126,19 @@ def _run_program(given: str, wanted: str, seconds: float, memory: int, folder: P
                     return
         finally:
             _end(process)
-        flooded = os.fstat(answer.fileno()).st_size >= WRITTEN_BYTES
+        size = os.fstat(answer.fileno()).st_size
         verdict.out_of_memory |= status == OUT_OF_MEMORY
-        verdict.ended |= status < 0 or flooded
-        if status == 0 and not flooded:
+        verdict.ended |= status < 0 or size >= WRITTEN_BYTES
+        if status == 0 and size <= 2 * len(wanted.encode()) + _SPARE_BYTES:
             answer.seek(0)
-            verdict.passed += same_output(answer.read().decode(errors="replace"), wanted)
+            verdict.passed += same_output(answer.read(size).decode(errors="replace"), wanted)
 
 
-def _run_units(units: list[dict[str, Any]], seconds: float, memory: int, folder: Path, verdict: Verdict) -> None:
+def _run_units(units: list[dict[str, Any]], seconds: float, runner: _Runner, verdict: Verdict) -> None:
     """Run the tests in a judge's process, and the code in another one, which answers only the judge."""
     first = 0
     while first < len(units):
-        told, late = _judge(units, first, seconds, memory, folder)
+        told, late = _judge(units, first, seconds, runner, verdict)
         words = [line.split() for line in told]
         verdict.passed += sum(line[0] == "passed" for line in words)
         verdict.late |= late
@@ -121,7 +151,7 @@ def _run_units(units: list[dict[str, Any]], seconds: float, memory: int, folder:
 
 
 def _judge(
-    units: list[dict[str, Any]], first: int, seconds: float, memory: int, folder: Path
+    units: list[dict[str, Any]], first: int, seconds: float, runner: _Runner, verdict: Verdict
 ) -> tuple[list[str], bool]:
     """Return the judge's verdicts on the tests from `first` on, and whether one ran out of time."""
     verdicts, judges_end = socket.socketpair()
@@ -131,9 +161,8 @@ def _judge(
     try:
         with judges_end, questions, codes_end:
             ends = questions.fileno(), judges_end.fileno()
-            processes.append(_start(_JUDGE, memory, *ends, folder=folder, keep=ends))
-            end = codes_end.fileno()
-            processes.append(_start(_RUNNER, "asserts", memory, end, folder=folder, keep=(end,)))
+            processes.append(_start(_JUDGE, runner.memory, *ends, folder=runner.folder, keep=ends))
+            processes.append(runner.start("asserts", (codes_end.fileno(),)))
         limit = TimeLimit(processes, seconds)
         while "end" not in told:
             verdicts.settimeout(limit.left())
@@ -154,8 +183,12 @@ def _judge(
     except ConnectionError:
         return told, False
     finally:
-        for process in processes:
+        for process in processes[:1]:
+            _kill(process)
+        for process in processes[1:]:
             _end(process)
+            # The keeper says it of a code that was killed, even between two tests.
+            verdict.ended |= process.returncode < 0
         verdicts.close()
     return told, False
 
@@ -178,13 +211,32 @@ def _start(
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     """Return a process's exit status; None if it has not ended after these seconds."""
+    # `wait` would look at the clock, up to 50 ms too late. Some sandboxes have no pidfd_open.
+    with contextlib.suppress(OSError):
+        ended = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll(1000 * seconds)
+            seconds = 0
+        finally:
+            os.close(ended)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(keeper: subprocess.Popen[bytes]) -> None:
+    """Let a keeper end its program."""
+    if keeper.returncode is not None:
+        return
+    keeper.terminate()
+    if _waited(keeper, _PATIENCE) is None:
+        _kill(keeper)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

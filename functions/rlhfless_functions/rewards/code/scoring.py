@@ -2,20 +2,23 @@
 
 import ast
 import os
-import tempfile
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rlhfless_functions.data.code_tests import CodeTests, TestsError, read_tests
 from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import Call, Scorer
 from rlhfless_functions.rewards.checks import WAIT_FACTOR, count
+from rlhfless_functions.rewards.code.confinement import Confinement, best
 from rlhfless_functions.rewards.code.extraction import judged_block
+from rlhfless_functions.rewards.code.folders import fresh_folder
 from rlhfless_functions.rewards.code.running import run_tests, shares_of
 from rlhfless_functions.rewards.groups import RewardGroup
 
+_PATIENCE = 60.0
+"""Seconds for the first program, which shows whether any runs."""
 _USUAL_IMPORTS = """
 import bisect, collections, copy, functools, heapq, itertools, json, math, operator, random, re, string, sys
 from bisect import *
@@ -31,7 +34,33 @@ from builtins import *
 define them."""
 
 
-def code_scorer(tests_column: str | None, seconds: float, memory: int, scratch: str) -> Scorer:
+_HONEST = "import os\nos.waitpid(os.fork() or os._exit(0), 0)\nopen('mine', 'w').close()\nprint(input())"
+_HONEST_WITHOUT_FILES = "print(input())"
+
+
+def usable_confinement(memory: int, scratch: str) -> Confinement:
+    """Return the closest confinement of this machine with which an honest program runs.
+
+    Args:
+        memory: bytes that the program may use.
+        scratch: folder for its folder.
+
+    Raises:
+        RuntimeError: it runs with none. Then all responses would score 0.
+    """
+    closest = best()
+    for confinement in (closest, replace(closest, asks=False)):
+        honest = _HONEST if confinement.files else _HONEST_WITHOUT_FILES
+        with fresh_folder(scratch) as folder:
+            tests = CodeTests(programs=[("1", "1")])
+            if run_tests(honest, tests, "", _PATIENCE, memory, folder, confinement).passed:
+                return confinement
+    raise RuntimeError("this machine runs no program under the limits of tested code; reward.memory may be too small")
+
+
+def code_scorer(
+    tests_column: str | None, seconds: float, memory: int, scratch: str, confinement: Confinement
+) -> Scorer:
     """Score the share of the tests that a response's code passes.
 
     A response without a code block scores 0. A test that runs out of time fails; the tests after it still run.
@@ -41,6 +70,7 @@ def code_scorer(tests_column: str | None, seconds: float, memory: int, scratch: 
         seconds: time limit of one test, and of running the code itself.
         memory: bytes that all tests running at a time may use together.
         scratch: folder for working folders.
+        confinement: what the code may do.
     """
     width, share = shares_of(len(os.sched_getaffinity(0)), memory)
     runner = ThreadPoolExecutor(width)
@@ -54,10 +84,10 @@ def code_scorer(tests_column: str | None, seconds: float, memory: int, scratch: 
             if code is None:
                 return 0.0, None
             try:
-                with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as folder:
-                    verdict = run_tests(code, tests, before, seconds, share, Path(folder))
-            except (OSError, ValueError):
-                # It used up the disk or the processes, replaced its folder, or is not text.
+                with fresh_folder(scratch) as folder:
+                    verdict = run_tests(code, tests, before, seconds, share, folder, confinement)
+            except (OSError, ValueError, MemoryError):
+                # It used up the disk, the processes or the memory, or is not text.
                 traceback.print_exc()
                 return 0.0, "crashed"
             return verdict.passed / len(tests), verdict.fate
