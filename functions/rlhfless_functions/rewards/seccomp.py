@@ -193,6 +193,8 @@ def watch(*, files: bool, truncation: bool, signals: bool, asks: bool) -> bytes:
 
 def asks() -> bool:
     """Return whether this kernel can let another process decide about a call."""
+    if platform.machine() not in _MACHINES:
+        return False
     release = platform.release().split("-")[0].split(".")
     return tuple(int(part) for part in release[:2] if part.isdigit()) >= _ASKS_SINCE
 

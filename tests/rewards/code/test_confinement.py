@@ -97,11 +97,18 @@ def test_nothing_that_a_program_starts_outlives_it(tmp_path: Path, how: confinem
     assert left == []
 
 
-@pytest.mark.parametrize("way", ["for n in range(9): open(str(n), 'wb').write(bytes(2**26 - 1))", "for n in range(20000): open(str(n), 'w')",
-                                 "for n in range(9): f = open('f', 'wb'); os.unlink('f'); f.write(bytes(2**26 - 1)); x.append(f)"])  # fmt: skip
+FILLS = {
+    "files": "for n in range(9): open(str(n), 'wb').write(bytes(2**26 - 1))",
+    "names": "for n in range(20000): open(str(n), 'w')",
+    "files without names": "for n in range(9): f = open('f', 'wb'); os.unlink('f'); f.write(bytes(2**26 - 1)); x.append(f)",
+    "files, and keeps its keeper busy": "for n in range(9): open(str(n), 'wb').write(bytes(2**26 - 1))\nwhile True: os.waitpid(os.fork() or os._exit(0), 0)",
+}
+
+
+@pytest.mark.parametrize("way", FILLS)
 @needs_landlock
 def test_a_program_that_fills_the_disk_is_ended(tmp_path: Path, way: str) -> None:
-    assert run(tmp_path, f"import os, time\nx = []\n{way}\ntime.sleep(600)").fate == "crashed"
+    assert run(tmp_path, f"import os, time\nx = []\n{FILLS[way]}\ntime.sleep(600)").fate == "crashed"
 
 
 def test_a_program_that_puts_links_and_pipes_in_the_place_of_files_fools_nobody(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ missing, it writes nowhere.
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,21 +43,21 @@ class Confinement:
     signals: bool
     asks: bool
 
-    def __post_init__(self) -> None:
-        code = seccomp.watch(files=self.files, truncation=self.truncation, signals=self.signals, asks=self.asks)
-        object.__setattr__(self, "_filter", code.hex())
+    @functools.cached_property
+    def _filter(self) -> str:
+        watch = seccomp.watch(files=self.files, truncation=self.truncation, signals=self.signals, asks=self.asks)
+        return watch.hex()
 
     @contextlib.contextmanager
     def arguments(self, folder: Path) -> Iterator[tuple[int, tuple[object, ...]]]:
         """Yield the descriptor of Landlock's rules (-1 without) for a program in this folder, and the runner's
         arguments RULES, FILTER and ASKS."""
-        code = self._filter  # type: ignore[attr-defined]
         if not self.files:
-            yield -1, (-1, code, int(self.asks))
+            yield -1, (-1, self._filter, int(self.asks))
             return
         with landlock.Ruleset(_READABLE, (), _DEVICES, alone=True) as rules:
             rules.allow_all(folder)
-            yield rules.descriptor, (rules.descriptor, code, int(self.asks))
+            yield rules.descriptor, (rules.descriptor, self._filter, int(self.asks))
 
 
 def best() -> Confinement:

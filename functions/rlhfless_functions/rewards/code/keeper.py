@@ -13,14 +13,15 @@ import select
 import signal
 import socket
 import struct
+import time
 
 MOST_TASKS = 64
 """Processes and threads that a program may have at a time."""
 _MOST_FILES = 10_000
 _MOST_BYTES = 2**28
 """The most that a program may have in its folder."""
-_LOOK = 250
-"""Milliseconds between looks at its folder."""
+_LOOK = 0.25
+"""Seconds between looks at its folder."""
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -70,6 +71,7 @@ def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...]) -> N
             os.close(descriptor)
         _Keeper(child, keepers).keep()
     finally:
+        _end_descendants()
         os._exit(1)
 
 
@@ -124,12 +126,13 @@ class _Keeper:
         if listener >= 0:
             self._poll.register(listener, select.POLLIN)
         self._reap()
+        look = time.monotonic() + _LOOK
         while self._status is None:
             if self._told:
                 self._reap()
                 self._status = self._status or 0
                 break
-            for descriptor, event in self._poll.poll(_LOOK) or [(-1, 0)]:
+            for descriptor, event in self._poll.poll(1000 * _LOOK):
                 if descriptor == self._woken:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._woken, 512)
@@ -138,8 +141,10 @@ class _Keeper:
                     self._decide(listener)
                 elif descriptor == listener:
                     self._poll.unregister(listener)
-                elif _too_much_written():
+            if self._status is None and time.monotonic() >= look:
+                if _too_much_written():
                     self._status = signal.SIGKILL
+                look = time.monotonic() + _LOOK
         _end_descendants()
         if os.WIFSIGNALED(self._status):
             number = os.WTERMSIG(self._status)

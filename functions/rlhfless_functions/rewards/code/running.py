@@ -188,7 +188,7 @@ def _judge(
         for process in processes[1:]:
             _end(process)
             # The keeper says it of a code that was killed, even between two tests.
-            verdict.ended |= process.returncode < 0
+            verdict.ended |= process.returncode < 0 and process.returncode != -signal.SIGTERM
         verdicts.close()
     return told, False
 
