@@ -1,4 +1,4 @@
-"""What the kernels of a cluster's nodes lack to confine code that the model writes."""
+"""The check that the kernels of a cluster's nodes can confine code that the model writes."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What code under test may do on this machine: Landlock's rules and the seccomp filter of each program.
+"""Landlock's rules and the seccomp filter for code under test, as far as this machine knows them.
 
 The code reads Python, its packages and the system's libraries, and writes in a folder of its own. It reaches nothing
 else: no artifacts, no other program's folder, no home, no installed package to write to, no /dev/shm. Where Landlock is
@@ -21,7 +21,7 @@ _SYSTEM = (
     "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/mime.types", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
     "/etc/fonts", "/dev/urandom", "/dev/random",
 )  # fmt: skip
-"""What Python's standard library and the usual packages read, besides their own files."""
+"""Files that Python's standard library and the usual packages read, besides their own."""
 _DEVICES = tuple(map(Path, ("/dev/null", "/dev/zero", "/dev/full")))
 _TRUNCATES_SINCE = 3
 """The first version of Landlock that has rules about shortening files."""
@@ -29,7 +29,7 @@ _TRUNCATES_SINCE = 3
 
 @dataclass(frozen=True)
 class Confinement:
-    """How programs are confined on this machine.
+    """The limits of programs on this machine.
 
     Args:
         files: whether by Landlock.
