@@ -20,5 +20,13 @@ def test_before_the_first_step_there_is_none() -> None:
     assert forecast_cost(Decimal(7), [record(0, "100")], 10) is None, "an evaluation before the first is no step"
 
 
+def test_one_step_alone_is_no_basis_and_the_first_never_counts() -> None:
+    """It starts cold, or it is short: either way the others are not like it."""
+    assert forecast_cost(Decimal(100), [record(1, "100")], 48) is None
+    assert forecast_cost(Decimal(102), [record(1, "100"), record(2, "2")], 48) == 102 + 46 * 2
+    assert forecast_cost(Decimal(2), [record(1, "0.01"), record(2, "1.99")], 48) == 2 + 46 * Decimal("1.99")
+    assert forecast_cost(Decimal(100), [record(1, "100")], 1) == 100, "nothing is left"
+
+
 def test_after_the_last_step_it_is_what_was_spent() -> None:
     assert forecast_cost(Decimal(200), [record(1, "100"), record(2, "100")], 2) == 200

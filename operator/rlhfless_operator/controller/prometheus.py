@@ -251,7 +251,8 @@ class JobMeter:
         held_out = [each.held_out_reward for each in journal.records if each.held_out_reward is not None]
         if held_out:
             metrics.held_out_reward.labels(*labels).set(held_out[-1])
-        metrics.forecast.labels(*labels).set(float(journal.status.forecast or journal.status.cost))
+        if journal.status.forecast is not None:
+            metrics.forecast.labels(*labels).set(float(journal.status.forecast))
         if journal.status.budget_used is not None:
             metrics.budget.labels(*labels).set(journal.status.budget_used)
 

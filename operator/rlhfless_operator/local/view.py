@@ -79,12 +79,12 @@ class Forecast:
 
 
 def forecast(state: ViewState) -> Forecast | None:
-    """Return the forecast from the means of recent steps; None before the first step is finished."""
+    """Return the forecast from the means of recent steps; None before the second step is finished."""
     recent = recent_steps(state.records)
     cost = forecast_cost(state.cost, state.records, state.steps)
     if cost is None:
         return None
-    step_seconds = sum(record.seconds for record in recent) / len(recent)
+    step_seconds = sum(record.seconds for record in recent) / max(1, len(recent))
     return Forecast(seconds=step_seconds * max(0, state.steps - state.finished), cost=cost)
 
 

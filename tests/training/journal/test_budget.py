@@ -54,9 +54,16 @@ def test_before_the_first_step_nothing_is_known() -> None:
 
 def test_a_step_takes_what_the_dearest_of_the_last_ones_took() -> None:
     records = [step(1, 100.0), step(2, 3.0, 1.0), step(3, 2.0, 0.5)]
-    assert step_forecast(records[1:], RATES, following()) == 2 * 3 + 10
-    assert step_forecast(records, RATES, following()) == 200
-    assert step_forecast([*records, *(step(4 + n, 1.0) for n in range(RECENT))], RATES, following()) == 2
+    assert step_forecast(records, RATES, following()) == 2 * 3 + 10
+    assert step_forecast([*records, step(4, 50.0)], RATES, following()) == 100
+    assert step_forecast([*records, step(4, 50.0), *(step(5 + n, 1.0) for n in range(RECENT))], RATES, following()) == 2
+
+
+def test_the_first_step_counts_only_while_it_is_the_only_one() -> None:
+    first = step(1, 100.0)
+    assert step_forecast([first], RATES, following()) == 200
+    assert step_forecast([first, step(2, 3.0)], RATES, following()) == 6
+    assert step_forecast([first, step(2, 3.0, evaluation={})], RATES, following()) == 6, "an evaluation's cost is above"
 
 
 def test_seconds_asleep_take_nothing() -> None:
@@ -66,19 +73,41 @@ def test_seconds_asleep_take_nothing() -> None:
 
 def test_a_step_that_is_planned_to_generate_more_takes_more() -> None:
     """As much more as the steps before took more than their plans."""
-    records = [step(n, 6.0, 1.0, plan={"expected_instance_seconds": 4.0}) for n in (1, 2)]
+    records = [step(n, 6.0, 1.0, plan={"expected_instance_seconds": 4.0}) for n in (1, 2, 3)]
     assert step_forecast(records, RATES, following(planned=4.0)) == 2 * 6 + 10
     assert step_forecast(records, RATES, following(planned=8.0)) == 2 * 12 + 10
     assert step_forecast(records, RATES, following(planned=1.0)) == 2 * 6 + 10, "never less than the last steps took"
 
 
+def test_after_one_short_step_a_longer_plan_adds_what_it_is_longer_by() -> None:
+    """A step with a plan of 0.1 s started cold for 30 s and worked for 1 s. A plan of 2.1 s will not take 21 times that."""
+    ledger = {"generation": StageAccount(starting=20.0, busy=1.0, idle=9.0)}
+    short = StepRecord(step=1, ledger=ledger, plan={"expected_instance_seconds": 0.1})
+    assert step_forecast([short], RATES, following(planned=2.1)) == 2 * 32
+
+
+def test_a_longer_plan_does_not_make_instances_start_or_wait_for_longer() -> None:
+    ledger = {"generation": StageAccount(starting=20.0, busy=8.0, idle=2.0)}
+    records = [StepRecord(step=n, ledger=ledger, plan={"expected_instance_seconds": 4.0}) for n in (1, 2, 3)]
+    assert step_forecast(records, RATES, following(planned=8.0)) == 2 * (20 + 16 + 2)
+
+
 def test_a_step_with_an_evaluation_is_compared_with_its_like() -> None:
     before, evaluated = step(0, 5.0, evaluation={}), step(4, 9.0, evaluation={})
     records = [before, step(1, 3.0), step(2, 2.0)]
-    assert step_forecast(records, RATES, following(evaluated=True)) == 2 * 3 + 2 * 5
+    assert step_forecast(records, RATES, following(evaluated=True)) == 2 * 2 + 2 * 5
     assert step_forecast([*records, evaluated], RATES, following(evaluated=True)) == 2 * 9
-    assert step_forecast([*records, evaluated], RATES, following()) == 2 * 3
+    assert step_forecast([*records, evaluated], RATES, following()) == 2 * 2
     assert step_forecast([evaluated], RATES, following()) == 2 * 9
+
+
+def test_after_one_step_the_message_does_not_take_all_steps_for_such_ones() -> None:
+    with pytest.raises(BudgetExhaustedError) as caught:
+        check(BudgetSpec(money=Decimal(15)), "10", [step(1, 10.0)], 2)
+    assert str(caught.value).endswith(
+        "raise spec.budget.money to go on. All 20 steps would take 200.00 USD if each took what the first did, which"
+        " started cold: it is known better once two steps are finished"
+    )
 
 
 # --- what is allowed ---
@@ -103,7 +132,7 @@ def test_the_first_step_is_begun_as_long_as_anything_is_left() -> None:
 
 def test_the_message_says_what_is_spent_and_what_to_raise() -> None:
     with pytest.raises(BudgetExhaustedError) as caught:
-        check(BudgetSpec(money=Decimal("25.00")), "20", [step(1, 10.0), step(2, 8.0)])
+        check(BudgetSpec(money=Decimal("25.00")), "20", [step(1, 90.0), step(2, 10.0), step(3, 8.0)])
     assert str(caught.value) == (
         "step 9 is not begun: 20.00 USD of 25.00 USD (spec.budget.money) are spent, and the step takes up to 10.00 USD;"
         " raise spec.budget.money to go on. All 20 steps will take about 128.00 USD"

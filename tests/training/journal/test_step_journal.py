@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,33 @@ async def test_what_comes_after_the_last_step_is_charged_to_it_until_all_instanc
     assert status is not None
     assert status.instance_seconds == pytest.approx(7.0)
     assert status.cost == SPEC.prices.instance_hour * 7 / 3600
+
+
+async def test_a_step_that_drivers_stopped_in_has_taken_what_all_of_them_took(tmp_path: Path) -> None:
+    """Otherwise its record is that of a short, cheap step, and the budget's forecast goes by it."""
+    status = None
+    for _ in range(2):
+        stopped = journal_of(tmp_path, status)
+        now = time.monotonic()
+        stopped.ledger.observe(StateChange("i", "generation", "busy", now - 30.0))
+        stopped.ledger.observe(StateChange("i", "generation", "ended", now))
+        await stopped.leave("Suspended", "the budget is spent")
+        stopped.lease.release()
+        status = read_status(JobFolder(str(tmp_path)))
+        assert status is not None
+    assert status is not None and status.unfinished["generation"]["busy"] == pytest.approx(60.0)
+
+    later = journal_of(tmp_path, status)
+    now = time.monotonic()
+    later.ledger.observe(StateChange("j", "learning", "busy", now - 5.0))
+    later.ledger.observe(StateChange("j", "learning", "ended", now))
+    await commit(later, 1)
+    (record,) = later.records
+    assert record.ledger["generation"].busy == pytest.approx(60.0)
+    assert record.ledger["learning"].busy == pytest.approx(5.0)
+    assert (later.status.unfinished, later.status.instance_seconds) == ({}, pytest.approx(65.0))
+    assert record.cost == pytest.approx(later.status.cost, abs=Decimal("0.000003")), "nothing is charged twice"
+    assert later.status.recent_steps[-1].cost == pytest.approx(record.cost, abs=Decimal("0.000003"))
 
 
 async def test_an_instance_that_does_not_end_is_charged_for_as_long_as_it_is_waited_for(tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def _owed(limit: _Limit, records: Sequence[StepRecord], begun: Sequence[NextStep
 def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -> Decimal | None:
     """Forecast the cost of a step: the most that one of the last steps took, or the cost of its plan if that is more.
 
-    A step with an evaluation is compared with steps that had one. If there is none yet, its forecast is that of the
-    other steps plus the last evaluation.
+    The first step counts only while it is the only one: its instances start cold. A step with an evaluation is compared
+    with steps that had one. If there is none yet, its forecast is that of the other steps plus the last evaluation.
 
     Args:
         records: of the finished steps.
@@ -165,8 +165,8 @@ def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -
     trained = [record for record in records if record.step > 0]
     if not trained:
         return None
-    alike = [record for record in trained if (record.evaluation is not None) == step.evaluated][-RECENT:]
-    most = max(_taken(record, rates) for record in alike or recent_steps(trained))
+    alike = [record for record in trained[1:] or trained if (record.evaluation is not None) == step.evaluated][-RECENT:]
+    most = max(_taken(record, rates) for record in alike or recent_steps(trained) or trained)
     if step.evaluated:
         evaluations = [record for record in records if record.evaluation is not None]
         return most if alike or not evaluations else most + _taken(evaluations[-1], rates)
@@ -174,13 +174,19 @@ def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -
 
 
 def _planned(alike: Sequence[StepRecord], rates: Rates, seconds: float | None) -> Decimal:
-    """Forecast the cost of a step from its planned generation, with the last steps' ratio of actual to planned."""
-    planned = sum(record.plan["expected_instance_seconds"] for record in alike if record.plan)
+    """Forecast the cost of a step from its planned generation: what the last steps took, and what the plan adds to it.
+
+    Several steps show how much more work generation is than its plan. One step does not: in a short one most of the time
+    is what every step takes, whatever its plan. And no plan makes instances start, wait or end for longer.
+    """
+    planned = [(record, record.plan["expected_instance_seconds"]) for record in alike if record.plan]
     if seconds is None or not planned:
         return Decimal(0)
-    generated = sum(record.ledger["generation"].seconds for record in alike if "generation" in record.ledger)
-    rest = sum((_taken(record, rates) for record in alike), Decimal(0)) - _seconds(generated) * rates["generation"]
-    return rest / len(alike) + _seconds(seconds * generated / planned) * rates["generation"]
+    mean_planned = sum(each for _, each in planned) / len(planned)
+    busy = sum(record.ledger["generation"].busy for record, _ in planned if "generation" in record.ledger)
+    scale = busy / len(planned) / mean_planned if len(planned) > 1 and mean_planned else 1.0
+    taken = sum((_taken(record, rates) for record in alike), Decimal(0)) / len(alike)
+    return taken + _seconds((seconds - mean_planned) * scale) * rates["generation"]
 
 
 def _taken(record: StepRecord, rates: Rates) -> Decimal:
@@ -213,12 +219,19 @@ def _message(
     spent = f"{limit.show(limit.spent)} of {limit.show(limit.most)} ({limit.field}) are spent"
     if forecast is None:
         return f"step {step.number} is not begun: {spent}; raise {limit.field} to go on"
-    recent = recent_steps(records)
-    each = sum((_taken(record, limit.rates) for record in recent), Decimal(0)) / len(recent)
-    whole = limit.spent + owed + each * (step.total - step.number + 1)
+    known = recent_steps(records) or [record for record in records if record.step > 0]
+    each = sum((_taken(record, limit.rates) for record in known), Decimal(0)) / len(known)
+    whole = limit.show(limit.spent + owed + each * (step.total - step.number + 1))
     alone = ", more than the whole budget" if forecast > limit.most else ""
     before = f", the steps before it take up to {limit.show(owed)} more" if owed else ""
+    if recent_steps(records):
+        outlook = f"All {step.total} steps will take about {whole}"
+    else:
+        outlook = (
+            f"All {step.total} steps would take {whole} if each took what the first did, which started cold: it is known"
+            " better once two steps are finished"
+        )
     return (
         f"step {step.number} is not begun: {spent}{before}, and the step takes up to {limit.show(forecast)}{alone};"
-        f" raise {limit.field} to go on. All {step.total} steps will take about {limit.show(whole)}"
+        f" raise {limit.field} to go on. {outlook}"
     )

@@ -27,7 +27,7 @@ def record_of(
     Args:
         step: its number; 0 is the evaluation before the first.
         seconds: its duration.
-        account: instance-seconds of the step.
+        account: instance-seconds of the step, those of drivers that stopped in it included.
         batch: the rollout's record; None for step 0.
         learned: the learner's result; None for step 0.
         evaluation: results after it, if it was evaluated.
@@ -88,17 +88,18 @@ def status_after(
 
     Args:
         record: of the step, or of step 0's evaluation.
-        account: of the step's instances.
+        account: of the step's instances since the status before.
         learned: the learner's result; None for step 0.
         prices: of an hour of an instance of each stage.
         gpus: of an instance of each stage.
         keep_best: whether the weights of the best evaluation are kept.
     """
-    cost = account.cost(prices)
+    cost = account.cost(prices) + Account.of(before.unfinished).cost(prices)
     changes: dict[str, Any] = {
         "step": record.step,
         "seconds": before.seconds + record.seconds,
         **spent_after(before, account, prices=prices, gpus=gpus),
+        "unfinished": {},
     }
     if learned is not None and record.plan is not None:
         reward, actors = record.metrics.get("reward"), record.plan["actors"]

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Self
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.platforms.base import InstanceState, StateChange
@@ -31,6 +32,21 @@ class Account:
         """Add another account's seconds."""
         for key, seconds in other.seconds.items():
             self.seconds[key] += seconds
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, Mapping[str, float]]) -> Self:
+        """Return the account of a status: instance-seconds by stage, and within it by state."""
+        account = cls()
+        for stage in STAGES:
+            for state in KEPT_STATES:
+                account.seconds[stage, state] += seconds.get(stage, {}).get(state, 0.0)
+        return account
+
+    def as_status(self) -> dict[str, dict[str, float]]:
+        """Return the account for a status, without zeros."""
+        stages = {stage: {state: self.seconds.get((stage, state), 0.0) for state in KEPT_STATES} for stage in STAGES}
+        stages = {stage: {state: took for state, took in states.items() if took} for stage, states in stages.items()}
+        return {stage: states for stage, states in stages.items() if states}
 
     def total(self, stage: Stage | None = None, state: KeptState | None = None) -> float:
         """Return the instance-seconds of one stage or all, in one state or in all that are charged."""

@@ -30,7 +30,7 @@ from rlhfless_operator.training.journal.budget import used
 from rlhfless_operator.training.journal.finished_step import record_of, record_with, spent_after, status_after
 from rlhfless_operator.training.journal.garbage import remove_garbage, retention_of
 from rlhfless_operator.training.journal.lease import Lease, LeaseLostError
-from rlhfless_operator.training.journal.ledger import Ledger
+from rlhfless_operator.training.journal.ledger import Account, Ledger
 from rlhfless_operator.training.journal.samples import SamplesFile
 from rlhfless_operator.training.journal.tracking import Tracking
 from rlhfless_operator.training.journal.write_behind import WriteBehind
@@ -149,9 +149,11 @@ class StepJournal:
             self._behind = WriteBehind()
             self.status = self._published
             self.records = [record for record in self.records if record.step <= self.status.step]
-        spent = spent_after(self.status, self.ledger.close(time.monotonic()), prices=self._prices, gpus=self._gpus)
+        account = self.ledger.close(time.monotonic())
+        spent = spent_after(self.status, account, prices=self._prices, gpus=self._gpus)
         outlook = self.outlook(self.status.model_copy(update=spent))
-        await self.update_status(phase=phase, message=message, **spent, **outlook)
+        account.add(Account.of(self.status.unfinished))
+        await self.update_status(phase=phase, message=message, unfinished=account.as_status(), **spent, **outlook)
 
     def heed_writes(self) -> None:
         """Raise the error of a write that has failed, if there is one."""
@@ -217,7 +219,9 @@ class StepJournal:
         seconds, self.committed_at = now - self.committed_at, now
         account = self.ledger.close(now)
         prices, gpus, keep_best = self._prices, self._gpus, self.spec.checkpoints.best
-        record = record_of(step, seconds, account, batch, learned, evaluation, prices=prices, finished_at=time.time())
+        whole = Account.of(self.status.unfinished)
+        whole.add(account)
+        record = record_of(step, seconds, whole, batch, learned, evaluation, prices=prices, finished_at=time.time())
         self.records.append(record)
         status = status_after(self.status, record, account, learned, prices=prices, gpus=gpus, keep_best=keep_best)
         status = status.model_copy(update=self.outlook(status))
