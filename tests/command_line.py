@@ -1,8 +1,14 @@
-"""`rlhfless run` as a process of its own."""
+"""`rlhfless` as a process of its own."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+
+def call(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "rlhfless_operator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=answer)
 
 
 def run_command(file: Path, *options: str) -> list[str]:

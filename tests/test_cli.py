@@ -15,13 +15,8 @@ from typer.testing import CliRunner
 from rlhfless_operator import cli
 from rlhfless_operator.simulator.scenarios import SCENARIOS
 from rlhfless_operator.simulator.traces import write_trace
-from tests.command_line import run_command
+from tests.command_line import call, run_command
 from tests.simulator.small_scenario import SMALL
-
-
-def call(*arguments: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlhfless_operator", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, input=answer)
 
 
 def test_the_control_plane_never_imports_torch() -> None:

@@ -10,6 +10,7 @@ from rlhfless_operator.commands.compare import compare
 from rlhfless_operator.commands.convert import convert
 from rlhfless_operator.commands.crd import crd
 from rlhfless_operator.commands.exits import fail
+from rlhfless_operator.commands.export import export
 from rlhfless_operator.commands.operator import operator
 from rlhfless_operator.commands.plan import plan
 from rlhfless_operator.commands.preflight import preflight
@@ -55,8 +56,9 @@ _COMMANDS = (
     try_reward,
     report,
     compare,
-    replay,
     sample,
+    export,
+    replay,
     probe,
     plan,
     simulate,

@@ -12,8 +12,23 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 Files = dict[str, bytes]
+
+GSM8K_CARD = b"""---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/train-*}
+  - {split: test, path: socratic/test-*}
+---
+"""
+"""Card of openai/gsm8k, which has two configurations."""
 
 
 def parquet(rows: list[Any]) -> bytes:
@@ -97,6 +112,13 @@ def serve_hub() -> Iterator[Hub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A hub for the tests of a module, which import this fixture."""
+    with serve_hub() as hub:
+        yield hub
 
 
 def _respond(hub: Hub, path: str, query: dict[str, list[str]], sent: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -127,6 +127,9 @@ def test_a_missing_bucket_is_named(tokenizer: PreTrainedTokenizerBase, s3: str, 
     ("row", "settings", "text", "truth"),
     [
         ({"question": "1+1=", "solution": "2"}, {}, "1+1=", "2"),
+        ({"problem": "1+1=", "solution": "2"}, {}, "1+1=", "2"),
+        ({"problem": "1+1=", "answer": "2", "solution": "so 2"}, {}, "1+1=", "2"),
+        ({"problem": "other", "question": "1+1="}, {}, "1+1=", None),
         ({"prompt": "1+1=", "question": "other", "label": 2}, {}, "1+1=", 2),
         ({"prompt": "1+1=", "reward_model": {"style": "rule", "ground_truth": "2"}}, {}, "1+1=", "2"),
         ({"prompt": "1+1=", "reward_spec": {"ground_truth": ["2"]}}, {}, "1+1=", ["2"]),
@@ -146,6 +149,33 @@ def test_columns_are_found_under_the_names_users_know(
 ) -> None:
     ((prompt,), _) = prompts_of(write_jsonl(tmp_path / "a.jsonl", [row]), tokenizer, **settings)
     assert (prompt.text, prompt.ground_truth) == (text, truth)
+
+
+def test_of_several_usual_names_the_one_that_counts_is_told(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    source = write_jsonl(
+        tmp_path / "a.jsonl", [{"question": "1+1=", "problem": "2+2=", "answer": "2", "solution": "4"}]
+    )
+    prompt, truth = notes_of(source, tokenizer)
+    assert prompt == (
+        "the prompt is column 'question'; 'problem' could be it too: set data.promptColumn to say which one it is"
+    )
+    assert truth.startswith(
+        "the ground truth is column 'answer'; 'solution' could be it too: set data.groundTruthColumn"
+    )
+    assert notes_of(source, tokenizer, prompt_column="problem", ground_truth_column="solution") == []
+    empty = write_jsonl(tmp_path / "b.jsonl", [{"prompt": None, "question": "1+1=", "answer": "2"}])
+    assert notes_of(empty, tokenizer) == [], "a column without a value is none"
+
+
+def test_where_the_column_that_counts_is_of_no_use_the_other_is_named(
+    chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """NuminaMath's rows have `messages` with the answer, and `problem`."""
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    row = {"problem": "1+1=", "solution": "2", "messages": messages}
+    told = fault(write_jsonl(tmp_path / "a.jsonl", [row]), chat_tokenizer)
+    assert "1 end with the assistant's message" in told or "answered" in told
+    assert "The prompt is column 'messages'; 'problem' could be it too: set data.promptColumn" in told
 
 
 @pytest.mark.parametrize(

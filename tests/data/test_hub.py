@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.hub_server import Hub, parquet, serve_hub
+from tests.data.hub_server import GSM8K_CARD, Hub, parquet
+from tests.data.hub_server import hub as hub  # A fixture.
 
 READ = """
 import json, sys
@@ -24,17 +24,6 @@ for asked in json.loads(sys.argv[1]):
         answers.append(str(error))
 print(json.dumps(answers))
 """
-CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - {split: train, path: main/train-*}
-  - {split: test, path: main/test-*}
-- config_name: socratic
-  data_files:
-  - {split: train, path: socratic/train-*}
----
-"""
 
 
 def version(question: str) -> dict[str, bytes]:
@@ -42,17 +31,11 @@ def version(question: str) -> dict[str, bytes]:
         return parquet([{"question": text, "answer": "so\n#### 2"}])
 
     return {
-        "README.md": CARD.encode(),
+        "README.md": GSM8K_CARD,
         "main/train-00000-of-00001.parquet": split(question),
         "main/test-00000-of-00001.parquet": split("held out"),
         "socratic/train-00000-of-00001.parquet": split("asked"),
     }
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with serve_hub() as hub:
-        yield hub
 
 
 def read(asked: list[dict[str, Any]], home: Path, **environment: str) -> list[Any]:

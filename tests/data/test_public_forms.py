@@ -1,9 +1,10 @@
-"""Public datasets in their own form, on a hub of the tests' own, train without adaptation. The rows are ours."""
+"""Public datasets in their own form, on a hub of the tests' own, train without adaptation: a job names the dataset, and
+of one with several configurations which one. The rows are ours."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,8 @@ from typing import Any
 import pytest
 
 from tests.command_line import run_to_its_end
-from tests.data.hub_server import Files, Hub, parquet, serve_hub
-
-GSM8K_CARD = """---
-configs:
-- config_name: main
-  data_files:
-  - {split: train, path: main/train-*}
-  - {split: test, path: main/test-*}
-- config_name: socratic
-  data_files:
-  - {split: train, path: socratic/train-*}
-  - {split: test, path: socratic/test-*}
----
-"""
+from tests.data.hub_server import GSM8K_CARD, Files, Hub, parquet
+from tests.data.hub_server import hub as hub  # A fixture.
 
 
 def gsm8k() -> Files:
@@ -41,7 +30,7 @@ def gsm8k() -> Files:
     names = [
         f"{subset}/{split}-00000-of-00001.parquet" for subset in ("main", "socratic") for split in ("train", "test")
     ]
-    return {"README.md": GSM8K_CARD.encode(), **{name: parquet(rows) for name in names}}
+    return {"README.md": GSM8K_CARD, **{name: parquet(rows) for name in names}}
 
 
 def competition_math() -> Files:
@@ -113,18 +102,10 @@ MATH: dict[str, Any] = {"math": {}}
 ADDS = "```python\ndef add_0(numbers):\n    return {}\n```"
 FORMS = [
     Form("openai/gsm8k", gsm8k, {"subset": "main"}, MATH, "So it is \\boxed{3000}.", "\\boxed{3}"),
-    Form("hendrycks/competition_math", competition_math, {"promptColumn": "problem"}, MATH, "\\boxed{0.5}",
-         "\\boxed{2}"),
-    Form("agentica-org/DeepScaleR-Preview-Dataset", deepscaler, {"promptColumn": "problem"}, MATH,
-         "\\boxed{-2/3}", "\\boxed{2/3}"),
+    Form("hendrycks/competition_math", competition_math, {}, MATH, "\\boxed{0.5}", "\\boxed{2}"),
+    Form("agentica-org/DeepScaleR-Preview-Dataset", deepscaler, {}, MATH, "\\boxed{-2/3}", "\\boxed{2/3}"),
     Form("KodCode/KodCode-V1", kodcode, {}, {"code": {}}, ADDS.format("list(numbers)"), ADDS.format("[1]")),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with serve_hub() as hub:
-        yield hub
 
 
 def scores(file: Path, responses: list[str]) -> list[float]:

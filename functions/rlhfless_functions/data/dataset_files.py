@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -310,13 +310,29 @@ def ground_truth_column(table: Table) -> str | None:
     return _column(table, table.reading.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn")
 
 
-def _column(table: Table, named: str | None, usual: Iterable[str], setting: str) -> str | None:
-    def there(column: str) -> bool:
-        return any(lookup(row, column) is not None for row in table.rows)
+def choices_of_columns(table: Table) -> Iterator[str]:
+    """Yield a remark for each column with a meaning that has several of its usual names: which one was taken."""
+    for what, named, usual, setting in (
+        ("prompt", table.reading.prompt_column, PROMPT_COLUMNS, "data.promptColumn"),
+        ("ground truth", table.reading.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn"),
+    ):
+        found = [] if named is not None else [column for column in usual if _is_there(table, column)]
+        if len(found) > 1:
+            taken, *others = found
+            yield (
+                f"the {what} is column {taken!r}; {' and '.join(map(repr, others))} could be it too: set {setting} to"
+                " say which one it is"
+            )
 
+
+def _column(table: Table, named: str | None, usual: Iterable[str], setting: str) -> str | None:
     if named is not None:
-        return named if there(named) else _no_column(table, f"no column {named!r}", setting)
-    return next(filter(there, usual), None)
+        return named if _is_there(table, named) else _no_column(table, f"no column {named!r}", setting)
+    return next((column for column in usual if _is_there(table, column)), None)
+
+
+def _is_there(table: Table, column: str) -> bool:
+    return any(lookup(row, column) is not None for row in table.rows)
 
 
 def _no_column(table: Table, lack: str, setting: str) -> str:

@@ -28,7 +28,13 @@ from rlhfless_functions.data.chats import (
     render,
     unseen,
 )
-from rlhfless_functions.data.dataset_files import Table, ground_truth_column, invalid, prompt_column
+from rlhfless_functions.data.dataset_files import (
+    Table,
+    choices_of_columns,
+    ground_truth_column,
+    invalid,
+    prompt_column,
+)
 from rlhfless_functions.data.left_out import TruthCheck, check_what_rewards_need, is_empty
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rows import Row, lookup, surrogate_fault
@@ -173,6 +179,7 @@ def _notes(
     rewards: Sequence[RewardSettings],
 ) -> Iterator[str]:
     """Yield remarks for people on how the prompts were read."""
+    yield from choices_of_columns(table)
     if table.filtered:
         yield f"data.filter left out {table.filtered} of {table.filtered + len(table.rows)} rows"
     as_json = [number for number, each in conversations.items() if each.was_json]
@@ -261,7 +268,8 @@ def _fitting(
         )
     if not kept:
         counts = _counts(table, left_out, [], None)
-        raise invalid(f"no row of {table.source} is a usable prompt: {counts.reasons}. {counts.remedies}")
+        hints = "".join(f". {each[0].upper()}{each[1:]}" for each in choices_of_columns(table))
+        raise invalid(f"no row of {table.source} is a usable prompt: {counts.reasons}. {counts.remedies}{hints}")
     for number in kept:
         if positions is not None and len(tokens[number]) + sampling.max_response_tokens > positions:
             raise invalid(

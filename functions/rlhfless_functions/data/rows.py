@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-PROMPT_COLUMNS = ("prompt", "messages", "question")
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 """Names of the prompt's column; the first that exists counts."""
 GROUND_TRUTH_COLUMNS = (
     "ground_truth",
@@ -18,7 +18,7 @@ GROUND_TRUTH_COLUMNS = (
     "reward_model.ground_truth",
     "reward_spec.ground_truth",
 )
-"""Names of the ground truth's column; a dot separates a nested column from its parent."""
+"""Names of the ground truth's column; the first that exists counts. A dot separates a nested column from its parent."""
 
 Row = dict[str, Any]
 

@@ -39,10 +39,11 @@ class SourceSettings(Settings):
     filter: RowFunction | None = None
     """Function `fn(row)` or `fn(row, number)` that returns whether to keep a row. It gets what `map` returns."""
     prompt_column: str | None = None
-    """Column of the prompt, as text or as chat messages; by default `prompt`, `messages` or `question`."""
+    """Column of the prompt, as text or as chat messages; by default the first of `prompt`, `messages`, `question` and
+    `problem` that the source has."""
     ground_truth_column: str | None = None
-    """Column that rewards get as `ground_truth`; by default `ground_truth`, `answer`, `solution`, `label`,
-    `reward_model.ground_truth` or `reward_spec.ground_truth`."""
+    """Column that rewards get as `ground_truth`; by default the first of `ground_truth`, `answer`, `solution`, `label`,
+    `reward_model.ground_truth` and `reward_spec.ground_truth` that the source has."""
     system_prompt: str | None = None
     """System message put before every prompt; needs a chat template."""
     chat_template_kwargs: dict[str, Any] = Field(default={})

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from rlhfless_functions import artifacts
-from rlhfless_operator.commands.options import RunFolder
+from rlhfless_functions.api import PROMPTING
 from rlhfless_operator.errors import UserError
 
 
 def sample(
-    run_folder: RunFolder,
+    run_folder: Annotated[str, typer.Argument(help="A run's folder, such as runs/quickstart, or an exported model's.")],
     prompt: Annotated[str, typer.Argument(help="Text of the prompt.")],
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many responses.")] = 1,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 1.0,
@@ -22,7 +22,12 @@ def sample(
     """Let a run's trained model answer a prompt."""
     model = artifacts.join(run_folder, "model")
     if not artifacts.is_published(model):
-        raise UserError(f"{run_folder} has no trained model yet: let the run finish first")
+        if not artifacts.exists(artifacts.join(run_folder, PROMPTING)):
+            raise UserError(
+                f"{run_folder} has no trained model yet: let the run finish first, or make a model of what it has with"
+                f" `rlhfless export {run_folder} FOLDER` and name that folder here"
+            )
+        model = run_folder
     # The control plane has no torch; the answer is made in a process of the functions.
     command = [sys.executable, "-m", "rlhfless_functions.serving.sample", model, prompt, str(count), str(temperature)]
     raise typer.Exit(subprocess.run([*command, str(max_tokens), str(seed)], check=False).returncode)

@@ -1,21 +1,14 @@
 """`rlhfless replay`: take a run's steps again on this machine, and compare the weights."""
 
 import os
-import tempfile
-from pathlib import Path
 
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.actor_range import ActorRange
-from rlhfless_operator.local.gpu_assignment import assign_gpus
-from rlhfless_operator.local.local_run import threads_of
-from rlhfless_operator.platforms.local.gpus import visible_gpus
-from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.local.lone_learner import lone_learner
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.journal.begun_job import begun_job
 from rlhfless_operator.training.journal.step_journal import committed_records, read_status
 from rlhfless_operator.training.replaying import Replay, replay
-from rlhfless_operator.training.requests.builder import RequestBuilder
 
 _THREADS = "learning/threads"
 """Metric with the number of CPU threads that a step was learnt with."""
@@ -36,17 +29,7 @@ async def replay_locally(root: str, threads: int | None = None, *, keep: bool = 
     job, status = begun_job(folder), read_status(folder)
     if job is None or status is None:
         raise UserError(f"{root} is no run's folder; name one, such as runs/quickstart")
-    threads = threads or _threads_of_run(folder, status)
-    gpus = assign_gpus(job, RequestBuilder(job, folder, ""), visible_gpus())
-    platform = LocalPlatform(
-        keep_alive={"generation": 0.0, "preparation": 0.0, "learning": 0.0},
-        threads=threads_of(ActorRange(1, 1), 1, threads),
-        log_path=Path(tempfile.mkdtemp(prefix="rlhfless-replay-")) / "instances.jsonl",
-        on_state=lambda change: None,
-        stall_seconds=job.spec.limits.stall,
-        gpus=gpus.gpus,
-        gpus_per_instance=gpus.per_instance,
-    )
+    platform = lone_learner(job, folder, threads or _threads_of_run(folder, status), "replay")
     try:
         return await replay(job, folder, status, platform, keep=keep)
     finally:

@@ -115,12 +115,12 @@ class RLHFJobStatus(Settings):
     """GPU-seconds, over all drivers."""
     cost: Money = Decimal(0)
     """Cost of the instances, over all drivers."""
-    unfinished: dict[str, dict[str, float]] = {}
+    unfinished: dict[str, dict[str, float]] = Field(default={})
     """Instance-seconds by stage and state of drivers that have stopped since the last finished step. The next step's
     record includes them."""
     forecast: Money | None = None
-    """Forecast of the job's total cost, if the remaining steps cost as much as the last ones; none before the second step
-    is finished."""
+    """Forecast of the job's total cost, if the remaining steps cost as much as the last ones; none before the second
+    step is finished."""
     budget_used: float | None = None
     """Share of `spec.budget` that is spent, the larger one of money and GPU-hours; none without a budget."""
     message: str = ""

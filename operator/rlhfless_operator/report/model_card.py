@@ -34,7 +34,8 @@ def model_card(job: RLHFJob, summary: Mapping[str, Any], prompting: Prompting | 
 
     Args:
         job: the job as it ran.
-        summary: the known results, under the names of `summary.json`; missing ones are omitted.
+        summary: the known results, under the names of `summary.json`; missing ones are omitted. `total_steps` may be
+            there too: the steps of the whole job.
         prompting: what training put around its prompts.
     """
     spec = job.spec
@@ -149,12 +150,17 @@ def _training(job: RLHFJob, summary: Mapping[str, Any]) -> list[tuple[str, str]]
             f"{optimizer.name}, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule,"
             f" {optimizer.warmup_steps} warm-up steps",
         ),
-        ("Steps", str(steps) if steps else f"{spec.epochs} epochs"),
+        ("Steps", _steps(summary, steps) if steps else f"{spec.epochs} epochs"),
         ("Seed", str(spec.seed)),
     ]
     if spec.model.lora:
         rows.insert(0, ("Adapter", f"LoRA, rank {spec.model.lora.rank}, alpha {spec.model.lora.alpha:g}"))
     return rows
+
+
+def _steps(summary: Mapping[str, Any], steps: int) -> str:
+    total = summary.get("total_steps") or steps
+    return f"{steps} of {total}: the weights are those of a run that has not ended" if steps < total else str(steps)
 
 
 def _clip(algorithm: AlgorithmSettings) -> str:

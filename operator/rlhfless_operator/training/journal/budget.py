@@ -176,8 +176,8 @@ def step_forecast(records: Sequence[StepRecord], rates: Rates, step: NextStep) -
 def _planned(alike: Sequence[StepRecord], rates: Rates, seconds: float | None) -> Decimal:
     """Forecast the cost of a step from its planned generation: what the last steps took, and what the plan adds to it.
 
-    Several steps show how much more work generation is than its plan. One step does not: in a short one most of the time
-    is what every step takes, whatever its plan. And no plan makes instances start, wait or end for longer.
+    Several steps show how much more work generation is than its plan. One step does not: in a short one most of the
+    time is what every step takes, whatever its plan. And no plan makes instances start, wait or end for longer.
     """
     planned = [(record, record.plan["expected_instance_seconds"]) for record in alike if record.plan]
     if seconds is None or not planned:
@@ -228,8 +228,8 @@ def _message(
         outlook = f"All {step.total} steps will take about {whole}"
     else:
         outlook = (
-            f"All {step.total} steps would take {whole} if each took what the first did, which started cold: it is known"
-            " better once two steps are finished"
+            f"All {step.total} steps would take {whole} if each took what the first did, which started cold: it is"
+            " known better once two steps are finished"
         )
     return (
         f"step {step.number} is not begun: {spent}{before}, and the step takes up to {limit.show(forecast)}{alone};"

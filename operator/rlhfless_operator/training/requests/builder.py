@@ -355,7 +355,9 @@ class RequestBuilder:
             stop=self._spec.sampling.stop,
         )
 
-    def export(self, weights: WeightsReference, model_card: str, prompting: Prompting, attempt: int) -> ExportRequest:
+    def export(
+        self, weights: WeightsReference, model_card: str, prompting: Prompting, destination: str, attempt: int
+    ) -> ExportRequest:
         """Make the request to publish the trained model for the user."""
         return ExportRequest(
             key=self._key(weights.version, "learning", "export", attempt),
@@ -363,7 +365,7 @@ class RequestBuilder:
             heartbeat_seconds=self._heartbeat,
             model=self._spec.model,
             weights=weights,
-            destination=self._folder.export,
+            destination=destination,
             model_card=model_card,
             prompting=prompting,
         )

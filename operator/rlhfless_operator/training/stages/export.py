@@ -19,6 +19,7 @@ async def export(run: TrainingRun, journal: StepJournal) -> None:
     weights = run.requests.weights(journal.status.weights)
     summary = summarize(run.job, journal.status, journal.records)
     prompting = run.requests.prompting(chat=run.prompts.counts("training").chats > 0)
-    request = partial(run.requests.export, weights, model_card(run.job, summary, prompting), prompting)
+    card = model_card(run.job, summary, prompting)
+    request = partial(run.requests.export, weights, card, prompting, run.folder.export)
     await run.capacity.use("learning", 1)
     await run_to_end(run.platform, request, retries=run.spec.limits.retries)
