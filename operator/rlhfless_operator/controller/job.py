@@ -30,6 +30,7 @@ from rlhfless_operator.controller.resource import (
 from rlhfless_operator.controller.status_updates import Post, StatusUpdates
 from rlhfless_operator.controller.status_writer import ResourceGoneError, SupersededError
 from rlhfless_operator.controller.tenancy.folders import JobPlace, OutsideStoreError, place_of
+from rlhfless_operator.controller.tenancy.mounts import check_mounts
 from rlhfless_operator.controller.tenancy.ownership import FolderTakenError, claim
 from rlhfless_operator.controller.tenancy.threads import Crew, LinkedFolderError, check_links, in_time
 from rlhfless_operator.job.actor_range import ActorRange
@@ -192,6 +193,7 @@ class Supervisor:
 
     def _look_at_folder(self, folder: JobFolder, resource: JobResource, job: RLHFJob) -> Transition | None:
         """Claim the folder. Returns a transition if there is nothing to drive."""
+        check_mounts(job, resource, folder.root, self._context.settings)
         check_links(folder.root)
         claim(folder, resource)
         status = read_status(folder)
