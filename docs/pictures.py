@@ -115,6 +115,47 @@ def _state(span: SpanRecord) -> dict[str, Any]:
     return {"start": span.start, "end": span.end, "kind": kind, "says": says}
 
 
+def messages() -> str:
+    """The messages of one step, from top to bottom."""
+    names = ("driver", "generation", "preparation", "learning", "artifact store")
+    driver, generation, preparation, learning, store = (70.0 + 190 * number for number in range(len(names)))
+    told = [
+        (driver, driver, "draw prompts, predict lengths, plan shares"),
+        (driver, generation, "one request per actor: share, weights version, seed, sink"),
+        (store, generation, "weights version k−1, if another is loaded"),
+        (generation, store, "rollout parts: token ids, log-probabilities"),
+        (generation, driver, "events: progress, sample"),
+        (driver, preparation, "a chunk of complete groups"),
+        (preparation, store, "rewards, reference log-probabilities, values, advantages"),
+        (preparation, driver, "done: what each group came to"),
+        (generation, driver, "done; the instance is released at once"),
+        (driver, learning, "one request: batch, base version, checkpoint (earlier with learning.overlap)"),
+        (learning, store, "weights version k, every few steps a checkpoint"),
+        (learning, driver, "done: metrics"),
+        (driver, store, "records, position, and last the status: with it the step is done"),
+    ]
+    looped, row = range(3, 8), 34
+    top = _TOP + 30
+    bottom = top + row * len(told)
+    body = rect(10, top + row * looped[0] - 8, _WIDTH - 20, row * len(looped), "lane")
+    body += text(16, top + row * looped[0] + 8, "as samples finish", "small")
+    for name, x in zip(names, (driver, generation, preparation, learning, store), strict=True):
+        body += text(x, top - 16, name, "title", "middle")
+        body += f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top - 8}" y2="{bottom:.1f}"/>'
+    for number, (start, end, words) in enumerate(told):
+        y = top + row * number + 16
+        if start == end:
+            body += text(start + 8, y, words, "small")
+            continue
+        ahead = 6 if end > start else -6
+        kind = {generation: "generation", preparation: "preparation", learning: "learning"}
+        body += f'<g class="{kind.get(start) or kind.get(end) or "small"}" stroke="currentColor" fill="currentColor">'
+        body += f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y + 4}" y2="{y + 4}"/>'
+        body += f'<path d="M{end:.1f} {y + 4} l{-ahead} -4 v8 z"/></g>'
+        body += text(min(start, end) + 10, y - 2, words, "small")
+    return svg("One step", bottom + 16, body)
+
+
 def slots() -> str:
     """Two jobs on the same slots."""
     found = _read("cluster", "slot_spans")
@@ -194,7 +235,7 @@ def _read(room: str, name: str) -> dict[str, Any]:
     return found
 
 
-PICTURES = {"step": step, "slots": slots, "money": money, "asynchronous": asynchronous}
+PICTURES = {"step": step, "messages": messages, "slots": slots, "money": money, "asynchronous": asynchronous}
 
 
 def main() -> None:

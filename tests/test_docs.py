@@ -82,6 +82,41 @@ def test_the_drawn_pictures_are_those_of_the_results() -> None:
         assert draw() == (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(), f"python docs/pictures.py {name}"
 
 
+def fields_of_the_reference() -> list[tuple[str, str]]:
+    """Each field of a job by its path, with the text of the section that it stands in."""
+    found = []
+    for section in re.split(r"^#+ ", (REPOSITORY / "docs" / "reference.md").read_text(), flags=re.MULTILINE):
+        heading = section.partition("\n")[0]
+        if heading == "spec" or heading.startswith("spec."):
+            found += [(f"{heading}.{name}", section) for name in re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)]
+    return found
+
+
+def test_the_sites_search_finds_a_field_by_its_path_its_name_and_other_spellings() -> None:
+    """The search cuts a page's text and what is typed into words in the same way; a section that has all is found."""
+    separator = re.search(r"separator: '(.*)'\n", (REPOSITORY / "mkdocs.yml").read_text())
+    assert separator is not None
+
+    def words(text: str) -> set[str]:
+        return {word.lower() for word in re.split(separator[1], text) if word}
+
+    fields = fields_of_the_reference()
+    assert len(fields) > 200
+    for path, section in fields:
+        name = path.rpartition(".")[2]
+        snake = re.sub(r"(?=[A-Z])", "_", name).lower()
+        for typed in (path, name, snake):
+            assert words(typed) <= words(section), f"{typed} is not found at {path}"
+    assert {"clip", "low"} <= words("`spec.algorithm.clipLow`, 0.2") and "0.2" in words("`clipLow`, 0.2")
+
+
+def test_no_page_needs_the_network_for_a_picture() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert "```mermaid" not in text, f"{page}: the site draws it with a script from elsewhere"
+        assert not re.search(r"!\[[^\]]*\]\(https?:", text), f"{page} shows a picture from elsewhere"
+
+
 def the_map() -> str:
     """The section of docs/changing-the-code.md that says where things are."""
     text = (REPOSITORY / "docs" / "changing-the-code.md").read_text()

@@ -80,7 +80,7 @@ def test_a_step_that_is_planned_to_generate_more_takes_more() -> None:
 
 
 def test_after_one_short_step_a_longer_plan_adds_what_it_is_longer_by() -> None:
-    """A step with a plan of 0.1 s started cold for 20 s and worked for 1 s. One of 2.1 s takes less than 21 times that."""
+    """A step with a plan of 0.1 s started cold for 20 s and worked for 1 s. One of 2.1 s is not 21 times that."""
     ledger = {"generation": StageAccount(starting=20.0, busy=1.0, idle=9.0)}
     short = StepRecord(step=1, ledger=ledger, plan={"expected_instance_seconds": 0.1})
     assert step_forecast([short], RATES, following(planned=2.1)) == 2 * 32
