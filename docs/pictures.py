@@ -152,7 +152,10 @@ def messages() -> str:
         body += f'<g class="{kind.get(start) or kind.get(end) or "small"}" stroke="currentColor" fill="currentColor">'
         body += f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{y + 4}" y2="{y + 4}"/>'
         body += f'<path d="M{end:.1f} {y + 4} l{-ahead} -4 v8 z"/></g>'
-        body += text(min(start, end) + 10, y - 2, words, "small")
+        if start == learning and end == store:
+            body += text(end - 10, y - 2, words, "small", "end")
+        else:
+            body += text(min(start, end) + 10, y - 2, words, "small")
     return svg("One step", bottom + 16, body)
 
 
