@@ -93,17 +93,17 @@ def test_a_run_that_died_has_the_model_of_its_last_step(
         "| Steps | 2 of 3: the weights are those of a run that has not ended |" in (exported / "README.md").read_text()
     )
 
-    adapter = bool(lora and lora.get("export"))
-    policy = (AutoPeftModelForCausalLM if adapter else AutoModelForCausalLM).from_pretrained(exported)
+    is_adapter = bool(lora and lora.get("export"))
+    policy = (AutoPeftModelForCausalLM if is_adapter else AutoModelForCausalLM).from_pretrained(exported)
     AutoTokenizer.from_pretrained(exported)
     if lora is None:
         weights = artifacts.local_folder(JobFolder(str(folder_of(file))).weights(2))
         trained = AutoModelForCausalLM.from_pretrained(weights)
         assert all(torch.equal(mine, its) for mine, its in zip(policy.parameters(), trained.parameters(), strict=True))
-    if not adapter:
+    if lora == {"rank": 2}:
         assert call("sample", str(exported), "1+1=", "--max-tokens", "4").returncode == 0
-
-    run_job(file)
-    whole = tiny_job("whole", steps=3, model=model)
-    run_job(whole)
-    assert_same_final_weights(file, whole)
+    if lora is None:
+        run_job(file)
+        whole = tiny_job("whole", steps=3, model=model)
+        run_job(whole)
+        assert_same_final_weights(file, whole)
