@@ -44,9 +44,11 @@ class Account:
 
     def as_status(self) -> dict[str, dict[str, float]]:
         """Return the account for a status, without zeros."""
-        stages = {stage: {state: self.seconds.get((stage, state), 0.0) for state in KEPT_STATES} for stage in STAGES}
-        stages = {stage: {state: took for state, took in states.items() if took} for stage, states in stages.items()}
-        return {stage: states for stage, states in stages.items() if states}
+        stages: dict[str, dict[str, float]] = {}
+        for (stage, state), seconds in self.seconds.items():
+            if seconds:
+                stages.setdefault(stage, {})[state] = seconds
+        return stages
 
     def total(self, stage: Stage | None = None, state: KeptState | None = None) -> float:
         """Return the instance-seconds of one stage or all, in one state or in all that are charged."""
