@@ -37,7 +37,7 @@ def test_a_damaged_file_is_named_with_the_remedy(store: str, damage: Callable[[s
     uri = artifacts.join(store, "1")
     publish(uri, {"good": b"x" * 100, "bad": b"y" * 100})
     damage(artifacts.join(uri, "bad"))
-    with pytest.raises(ArtifactCorruptError, match=r"/1/bad .*manifest.*remove .*/1 so that it is made again"):
+    with pytest.raises(ArtifactCorruptError, match=r"/1/bad .*manifest.*restore .*/1 from a copy"):
         artifacts.local_folder(uri)
 
 
@@ -45,7 +45,7 @@ def test_a_damaged_manifest_is_named(store: str) -> None:
     uri = artifacts.join(store, "1")
     for garbage in (b"{", b"[]", b'{"files": {"a": {"bytes": 1}}}', b'{"files": {"a": {"size": 1}}}', FOREIGN):
         artifacts.write_bytes(artifacts.join(uri, "manifest.json"), garbage)
-        with pytest.raises(ArtifactCorruptError, match=r"1/manifest\.json is unreadable .*remove"):
+        with pytest.raises(ArtifactCorruptError, match=r"1/manifest\.json is unreadable .*restore"):
             artifacts.local_folder(uri)
 
 

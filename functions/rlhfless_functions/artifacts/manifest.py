@@ -139,7 +139,7 @@ def damaged(folder: Path, files: Mapping[str, ManifestEntry]) -> list[str]:
 
 def remedy(uri: str) -> str:
     """Return the remedy for a published folder that is damaged."""
-    return f"remove {uri} so that it is made again, or restore it from a copy"
+    return f"restore {uri} from a copy, or start the job that made it over"
 
 
 def _in_threads(function: Callable[[Path], _Found], paths: Sequence[Path]) -> list[_Found]:

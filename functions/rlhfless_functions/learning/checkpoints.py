@@ -67,8 +67,8 @@ def restore_checkpoint(uri: str, state: TrainingState) -> None:
     """Turn an initial state into the saved one.
 
     Raises:
-        TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another job.
-            The state is then unusable.
+        TaskError: `checkpoint_damaged` if it is not whole any more, `artifact_missing` if the store does not answer,
+            `model_unloadable` if it belongs to another job. The state is then unusable.
     """
     ranks = state.ranks
     with _opened(uri, "job's model, algorithm or optimizer", "undo the changes of the job, or start it over") as folder:
@@ -95,8 +95,8 @@ def restore_policy(uri: str, policy: nn.Module) -> None:
         policy: the job's policy, as it was before the first step.
 
     Raises:
-        TaskError: `artifact_missing` if the checkpoint can't be read, `model_unloadable` if it belongs to another
-            model. The policy is then unusable.
+        TaskError: `checkpoint_damaged` if it is not whole any more, `artifact_missing` if the store does not answer,
+            `model_unloadable` if it belongs to another model. The policy is then unusable.
     """
     remedy = "name the checkpoint of a run with the same spec.model"
     with _opened(uri, "model of its job", remedy) as folder, torch.no_grad():
@@ -108,8 +108,13 @@ def restore_policy(uri: str, policy: nn.Module) -> None:
 @contextmanager
 def _opened(uri: str, owner: str, remedy: str) -> Iterator[Path]:
     """Give a checkpoint's folder, and turn the errors of content that does not fit into the task's."""
-    with store_errors():
-        folder = artifacts.local_folder(uri)
+    try:
+        with store_errors():
+            folder = artifacts.local_folder(uri)
+    except TaskError as error:
+        if error.retryable or error.reason == "artifact_unwritable":
+            raise
+        raise TaskError("checkpoint_damaged", str(error)) from error
     try:
         yield folder
     except (KeyError, ValueError, FileNotFoundError) as error:

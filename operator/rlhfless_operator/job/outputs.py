@@ -11,14 +11,15 @@ class CheckpointsSpec(Settings):
     """Checkpoints of everything that training resumes from: weights, critic, optimizer state, position in the data."""
 
     every_steps: int = Field(default=10, ge=1)
-    """Steps between checkpoints. The batches since the newest one are kept; after a loss they are learnt from again."""
+    """Steps between checkpoints. The batches since are kept; after a loss they are learnt from again."""
     keep: int = Field(default=2, ge=1)
-    """Number of the newest checkpoints to keep."""
+    """Number of the newest checkpoints to keep, with the batches since the oldest of them: if the newest is damaged, an
+    older one serves."""
     best: bool = False
     """Also keep the weights with the best evaluation."""
     keep_rollouts: bool = False
     """Keep the tokens, log-probabilities and advantages of every step's batch, for `rlhfless replay`. Otherwise only
-    the batches since the newest checkpoint are kept."""
+    the batches since the oldest kept checkpoint are kept."""
 
 
 class ArtifactsSpec(Settings):

@@ -90,7 +90,7 @@ class Job:
         assert [each.result.prompt for each in self.groups.learnt(self.taken[-1])] == [
             name.prompt for name in names_of(self.taken[-1])
         ]
-        self.needs = self.groups.needs(self.done, self.checkpoint, self.groups.last)
+        self.needs = self.groups.needs(self.done, self.checkpoint + 1, self.groups.last)
         self.position = {"groups": self.groups.state(self.done), "cursor": self.cursor.state()}
         if self.done % self.every == 0:
             self.checkpoint = self.done
@@ -290,10 +290,10 @@ def test_what_is_needed_are_groups_that_are_left_steps_since_the_checkpoint_and_
         groups.take(TakenStep.model_validate({"step": step, "base": step - 1, "groups": parts, "batch": batch}))
 
     take(1, (1, 0), (2, 0))
-    assert groups.needs(1, 0, last=4) == {"rollout": 1, "last": 4, "batch": 1, "version": 0}
+    assert groups.needs(1, 1, last=4) == {"rollout": 1, "last": 4, "batch": 1, "version": 0}
     prepare(groups, 1, [1])
     groups.measured.add(1)
     take(2, (1, 1), (2, 1))
-    assert groups.needs(1, 0, last=5) == {"rollout": 1, "last": 5, "batch": 1, "version": 0}, "step 2 is not done"
-    assert groups.needs(2, 0, last=5) == {"rollout": 3, "last": 5, "batch": 1, "version": 1}, "a learner replays both"
-    assert groups.needs(2, 2, last=5) == {"rollout": 3, "last": 5, "batch": 3, "version": 1}
+    assert groups.needs(1, 1, last=5) == {"rollout": 1, "last": 5, "batch": 1, "version": 0}, "step 2 is not done"
+    assert groups.needs(2, 1, last=5) == {"rollout": 3, "last": 5, "batch": 1, "version": 1}, "a learner replays both"
+    assert groups.needs(2, 3, last=5) == {"rollout": 3, "last": 5, "batch": 3, "version": 1}

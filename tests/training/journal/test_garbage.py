@@ -56,9 +56,24 @@ def test_what_is_named_or_running_stays(tmp_path: Path) -> None:
     assert steps_in(folder, "critics") == ["step-000007", "step-000008"]
     assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000008"]
     assert steps_in(folder, "rollouts") == ["step-000008", "step-000008-evaluation"]
+    # The older of the two checkpoints serves if the newer is damaged.
+    since = ["step-000005", "step-000006", "step-000007", "step-000008"]
+    assert steps_in(folder, "batches") == [*since, "step-000008-evaluation"]
+    assert steps_in(folder, "results") == since
+    assert steps_in(folder, "progress") == ["step-000007.json", "step-000008.json"]
+
+
+def test_batches_since_the_only_checkpoint_that_is_kept_stay(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(1))
     assert steps_in(folder, "batches") == ["step-000007", "step-000008", "step-000008-evaluation"]
     assert steps_in(folder, "results") == ["step-000007", "step-000008"]
-    assert steps_in(folder, "progress") == ["step-000007.json", "step-000008.json"]
+
+
+def test_all_batches_stay_while_there_are_fewer_checkpoints_than_are_kept(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    remove_garbage(folder, status_of(folder), Retention(4))
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in STEPS]
 
 
 def test_all_batches_stay_while_there_is_no_checkpoint(tmp_path: Path) -> None:

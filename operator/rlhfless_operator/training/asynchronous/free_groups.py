@@ -160,15 +160,15 @@ class FreeGroups:
         self.last = state["last"]
         self._uncounted = state["dropped"]
 
-    def needs(self, step: int, checkpoint: int, last: int) -> dict[str, int]:
+    def needs(self, step: int, repeated: int, last: int) -> dict[str, int]:
         """Return what garbage collection keeps once a step is done.
 
         Args:
-            checkpoint: step of the newest checkpoint.
+            repeated: the first step that a learner may repeat.
             last: the newest rollout that may begin before the garbage is collected.
         """
         first = self._first(step)
-        self._oldest_of = {number: oldest for number, oldest in self._oldest_of.items() if number > checkpoint}
+        self._oldest_of = {number: oldest for number, oldest in self._oldest_of.items() if number >= repeated}
         versions = [begun.policy.version for number, begun in self.rollouts.items() if number >= first]
         return {
             "rollout": first,

@@ -204,7 +204,7 @@ class RolloutsAhead:
         for number in groups.rollouts:
             for chunk in await asyncio.to_thread(results_before, folder.batches(number, "training")):
                 groups.prepared(number, chunk)
-        for taken in await asyncio.to_thread(taken_steps, folder, self._journal.checkpoint_step + 1):
+        for taken in await asyncio.to_thread(taken_steps, folder, self._journal.kept_batches_from):
             if taken.step <= done:
                 groups.remember(taken)
             else:
@@ -315,7 +315,7 @@ class RolloutsAhead:
         groups = self.groups
         if groups is None:
             return {}
-        needs = groups.needs(step, self._journal.checkpoint_step, self._last)
+        needs = groups.needs(step, self._journal.kept_batches_from, self._last)
         state = groups.state(step)
         plan = self._plan.model_dump() if self._plan is not None else None
         return {"cursor": self._cursor, "groups": state, "needs": needs, "plan": plan}

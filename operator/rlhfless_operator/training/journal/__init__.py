@@ -6,6 +6,7 @@
   with. `inputs`: the files that the document names.
 - `ledger`: instance-seconds and money. `budget`: whether the next step fits the budget.
 - `run_folder`: claim the folder. `lease`: one driver a job. `garbage`: remove artifacts that are no longer needed.
+  `older_checkpoints`: those that serve if the newest is damaged.
 - `samples`: responses for people to read. `tracking`: metrics for TensorBoard, Weights & Biases and MLflow. `summary`:
   the result of a job.
 """

@@ -9,6 +9,7 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.groups.staleness import last_step_begun, oldest_version
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.training.journal.older_checkpoints import checkpoint_step, checkpoints_until
 
 NO_GROUPS: Mapping[str, int] = {}
 """The needs of a job whose groups keep to their step."""
@@ -33,7 +34,8 @@ class Retention:
     """The artifacts that a job keeps."""
 
     checkpoints: int
-    """Number of newest checkpoints."""
+    """Number of newest checkpoints, with the batches since the oldest of them: if one is damaged, an older one
+    serves."""
     staleness: int = 0
     """Largest age, in versions, of the weights that generate a step. So many steps may be made ahead."""
     rollouts: bool = False
@@ -73,7 +75,7 @@ def kept(
     """Return the URIs that stay, by sub-folder.
 
     These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
-    the newest checkpoint (or of all steps), and responses to draft from. The files that the running step, the one after
+    the oldest of them (or of all steps), and responses to draft from. The files that the running step, the one after
     the status's, may be writing stay, too. In an asynchronous job several steps run, and the weights that sample them
     stay. The learner may have published the running step already, and be publishing the next one. Only the weights that
     sample have lines.
@@ -82,7 +84,10 @@ def kept(
     publishing = (running, running + 1) if retention.staleness else (running,)
     last = max(last_step_begun(status.step, retention.staleness), needs.get("last", 0))
     under_way = range(min(running, needs.get("rollout", running)), last + 1)
-    repeated_from = status.checkpoint.step + 1 if status.checkpoint and not retention.rollouts else 1
+    checkpoints = _newest_checkpoints(folder, status, retention.checkpoints)
+    # While there are fewer checkpoints than are kept, the model as given serves as well.
+    enough = len(checkpoints) == retention.checkpoints and not retention.rollouts
+    repeated_from = checkpoint_step(checkpoints[0]) + 1 if enough else 1
     since_checkpoint = range(min(repeated_from, under_way.start, needs.get("batch", running)), under_way.stop)
     oldest = oldest_version(running, retention.staleness)
     sampling = {*range(min(oldest, needs.get("version", oldest)), running), *publishing}
@@ -94,7 +99,7 @@ def kept(
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [
             *map(folder.checkpoint, publishing),
-            *_newest_checkpoints(folder, status, retention.checkpoints),
+            *checkpoints,
         ],
         "rollouts": [
             *(folder.rollouts(step, "training") for step in under_way),
@@ -116,15 +121,4 @@ def kept(
 
 
 def _newest_checkpoints(folder: JobFolder, status: RLHFJobStatus, count: int) -> list[str]:
-    if status.checkpoint is None:
-        return []
-    root = folder.file("checkpoints")
-    # A list may lack the newest one.
-    found = {status.checkpoint.uri, *(_below(root, uri) for uri in artifacts.list_files(root))}
-    # Names have the step with leading zeros, so they sort by step.
-    return sorted(uri for uri in found if uri <= status.checkpoint.uri)[-count:]
-
-
-def _below(root: str, uri: str) -> str:
-    """Return the folder right below `root` that has this file."""
-    return artifacts.join(root, uri[len(root) :].strip("/").split("/")[0])
+    return [] if status.checkpoint is None else checkpoints_until(folder, status.checkpoint.uri)[-count:]

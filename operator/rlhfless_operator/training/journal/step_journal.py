@@ -24,7 +24,7 @@ from rlhfless_operator.records.forecast import forecast_cost
 from rlhfless_operator.records.journal import JsonLines, StepBatch, read_lines
 from rlhfless_operator.records.record import StepRecord, read_records
 from rlhfless_operator.records.settings_history import SettingsHistory
-from rlhfless_operator.records.status import Phase, RLHFJobStatus
+from rlhfless_operator.records.status import CheckpointStatus, Phase, RLHFJobStatus
 from rlhfless_operator.training.journal.async_journal import read_taken
 from rlhfless_operator.training.journal.budget import used
 from rlhfless_operator.training.journal.finished_step import record_of, record_with, spent_after, status_after
@@ -183,6 +183,24 @@ class StepJournal:
     def checkpoint_step(self) -> int:
         """Step of the newest checkpoint; 0 if there is none."""
         return self.status.checkpoint.step if self.status.checkpoint else 0
+
+    @property
+    def kept_batches_from(self) -> int:
+        """The first step whose batch a learner may need again: after the oldest checkpoint that is kept."""
+        kept = self.spec.checkpoints
+        return max(0, self.checkpoint_step - (kept.keep - 1) * kept.every_steps) + 1
+
+    def go_back(self, older: CheckpointStatus | None) -> None:
+        """Let learners start from an older checkpoint. The status says so once the step under way is done."""
+        self.status = self.status.model_copy(update={"checkpoint": older})
+
+    async def remove_checkpoint(self, uri: str) -> None:
+        """Remove a damaged checkpoint, which would count as one of those to keep.
+
+        Raises:
+            LeaseLostError: another driver has the job.
+        """
+        await self._under_lease(artifacts.remove, uri)
 
     def _batch_of(self, step: int) -> BatchReference:
         if step not in self._batches:

@@ -6,6 +6,7 @@
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
 - `learning`: learn from the batch. `learner_choice`: the number of learners. `arrivals`: the groups that a learner can
   expect. `piece_journal`: the pieces that it learns from. `mismatch`: the limit on its disagreement with the engine.
+  `damaged_checkpoints`: start from an older one.
 - `look_ahead`: plan what comes next, and warm its instances. `affordable`: check the budget.
 - `evaluation`: evaluate. `export`: publish the model. `datasets`: read the data. `changed_settings`: apply a changed
   document. `changed_inputs`: take changed files.

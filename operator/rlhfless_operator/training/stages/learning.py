@@ -17,6 +17,7 @@ from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.tasks import RETRY_SECONDS, check_retry
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.arrivals import Arrivals
+from rlhfless_operator.training.stages.damaged_checkpoints import DamagedCheckpoints
 from rlhfless_operator.training.stages.mismatch import explained_by_formats
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
@@ -55,6 +56,7 @@ class Learning:
         self._attempts = 0
         """Number of attempts so far."""
         self._listener = _Listener(journal)
+        self._damaged = DamagedCheckpoints(run, journal)
         self._prepared_at: float | None = None
         """Time at which preparation ended, if the learner began before."""
 
@@ -253,6 +255,7 @@ class Learning:
                 )
                 size.met(count)
                 return _with_more(LearnResult.model_validate(result), counts)
+                await self._damaged.remove()
             except GangIncompleteError as error:
                 if size.miss(error.there):
                     came = f"{error.there} of {count} learning instances came within learning.gangTimeout"
@@ -262,6 +265,9 @@ class Learning:
             except GangBrokenError as error:
                 lost = error.error
                 if await self._has_more_memory(batch.step, count, lost):
+                if isinstance(lost, TaskFailedError) and lost.reason == "checkpoint_damaged":
+                    replay = await self._damaged.go_back(batch.step, lost)
+                    continue
                     continue
                 if error.lost and count > 1:
                     size.fall_to(count - error.lost)

@@ -1,0 +1,49 @@
+"""The checkpoints of a job, from which an older one serves if the newest is damaged.
+
+A learner that starts from an older one repeats more steps, and comes to the same bits. So nothing else of the job goes
+back: weights, records and position in the data stay.
+"""
+
+import re
+
+from rlhfless_functions import artifacts
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.status import CheckpointStatus
+
+_STEP = re.compile(r"/step-(\d{6,})$")
+
+
+def checkpoints_until(folder: JobFolder, newest: str) -> list[str]:
+    """Return the URIs of a job's checkpoints, the oldest first.
+
+    Args:
+        newest: the last of them. A list of the store may lack it.
+
+    Raises:
+        ArtifactError: the store does not answer.
+    """
+    root = folder.file("checkpoints")
+    found = {newest, *(_below(root, uri) for uri in artifacts.list_files(root))}
+    return sorted(filter(_STEP.search, (uri for uri in found if uri <= newest)), key=checkpoint_step)
+
+
+def checkpoint_step(uri: str) -> int:
+    """Return the step after which a checkpoint was written."""
+    found = _STEP.search(uri)
+    assert found is not None
+    return int(found[1])
+
+
+def older_checkpoints(folder: JobFolder, damaged: CheckpointStatus) -> list[CheckpointStatus | None]:
+    """Return the checkpoints before a damaged one, the newest first. The last is None: the model as given.
+
+    Raises:
+        ArtifactError: the store does not answer.
+    """
+    before = [uri for uri in checkpoints_until(folder, damaged.uri) if uri != damaged.uri]
+    return [*(CheckpointStatus(step=checkpoint_step(uri), uri=uri) for uri in reversed(before)), None]
+
+
+def _below(root: str, uri: str) -> str:
+    """Return the folder right below `root` that has this file."""
+    return artifacts.join(root, uri[len(root) :].strip("/").split("/")[0])
