@@ -5,6 +5,7 @@ checksum, is written last. A crash leaves only files that no manifest names, whi
 
 - `files`: read, write, list and remove single files. `sealing`: their checksums. `names`: refuse names that lead out of
   a folder.
+- `fencing`: write only while a right to it lasts.
 - `manifest`: the sizes and checksums of a published folder.
 - `publication`: publish a folder. `uploads`: publish to an object store. `sweeping`: remove files without an owner.
 - `retrieval`: get a published folder onto the local disk. `copies`: keep it there.
@@ -22,8 +23,10 @@ from rlhfless_functions.artifacts.errors import (
     ArtifactError,
     ArtifactMissingError,
     ArtifactUnwritableError,
+    FencedOffError,
     missing_bucket,
 )
+from rlhfless_functions.artifacts.fencing import fenced_by
 from rlhfless_functions.artifacts.files import (
     create_exclusive,
     create_json,

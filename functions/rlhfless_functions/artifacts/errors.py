@@ -18,6 +18,10 @@ class ArtifactError(OSError):
     """Whether another try may succeed without a repair, because the store did not answer."""
 
 
+class FencedOffError(Exception):
+    """The writer has lost its right to write; see `fencing`."""
+
+
 class ArtifactMissingError(ArtifactError):
     """There is nothing at the URI, or it can't be read."""
 
@@ -81,7 +85,7 @@ def writing(uri: str) -> Iterator[None]:
     """Turn any error of a file system during a write of `uri` into an ArtifactUnwritableError."""
     try:
         yield
-    except ArtifactError:
+    except (ArtifactError, FencedOffError):
         raise
     except Exception as error:
         raise unwritable(uri, error) from error

@@ -17,6 +17,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from rlhfless_functions.artifacts.errors import ArtifactCorruptError, reading, writing
+from rlhfless_functions.artifacts.fencing import check_fence, is_refused, put
 from rlhfless_functions.artifacts.names import inside
 from rlhfless_functions.artifacts.sealing import parse_sealed, sealed_json
 
@@ -208,7 +209,7 @@ def _inside(uri: str, name: str) -> str:
 
 
 def write_bytes(uri: str, data: bytes) -> None:
-    """Write or replace a file atomically: a reader sees either the old or the new content.
+    """Write or replace a file atomically: a reader sees either the old or the new content. A fence holds.
 
     Raises:
         ArtifactUnwritableError: if it cannot be written; the old content stays.
@@ -216,8 +217,7 @@ def write_bytes(uri: str, data: bytes) -> None:
     path = local_path(uri)
     with writing(uri):
         if path is None:
-            filesystem, name = remote(uri)
-            filesystem.pipe_file(name, data)
+            put(*remote(uri), data)
             return
         with _written_beside(path, data) as temporary:
             temporary.replace(path)
@@ -252,7 +252,7 @@ def create_exclusive(uri: str, data: bytes) -> bool:
                 with _written_beside(path, data) as temporary:
                     os.link(temporary, path)
         except OSError as error:
-            if not (may_exist(error) and exists(uri)):
+            if not (is_refused(error) and exists(uri)):
                 raise
             return read_bytes(uri) == data
         return True
@@ -267,17 +267,8 @@ def create_json(uri: str, value: Any) -> bool:
     return create_exclusive(uri, sealed_json(value))
 
 
-def may_exist(error: OSError) -> bool:
-    """Return whether the reason why a file was not created may be that it is there.
-
-    Not every store says so in the same words, and s3fs knows those of AWS. The second completion of an upload in parts
-    finds no such upload.
-    """
-    return isinstance(error, FileExistsError | FileNotFoundError) or error.errno in (errno.EINVAL, errno.EEXIST)
-
-
 def remove(uri: str) -> None:
-    """Remove a file, or a folder with all of its content; do nothing if there is none.
+    """Remove a file, or a folder with all of its content; do nothing if there is none. A fence holds.
 
     Raises:
         ArtifactUnwritableError: if it cannot be removed.
@@ -289,7 +280,10 @@ def remove(uri: str) -> None:
             # A list may name a file that is gone by now, or the request's answer was lost.
             with suppress(FileNotFoundError):
                 if filesystem.exists(name):
-                    filesystem.rm(name, recursive=True)
+                    doomed = filesystem.expand_path(name, recursive=True)
+                    # What comes after the check is not on the list.
+                    check_fence()
+                    filesystem.rm(doomed)
         elif path.is_dir() and not path.is_symlink():
             # A folder vanishes at once, even if the removal of its files is interrupted.
             doomed = path.replace(beside(path))

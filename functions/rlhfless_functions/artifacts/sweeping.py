@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from rlhfless_functions.artifacts.errors import writing
+from rlhfless_functions.artifacts.fencing import check_fence
 from rlhfless_functions.artifacts.files import TEMPORARY, discard, is_held, join, local_path, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST
 
@@ -14,7 +15,8 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
     """Remove every file below `root` that is not at or below a kept URI, and the folders left empty.
 
     Unfinished files of a crash are removed too, even below a kept URI. Files that a live process of this machine is
-    writing stay. Manifests are removed first, because an interruption must leave no manifest without its files.
+    writing stay. Manifests are removed first, because an interruption must leave no manifest without its files. A fence
+    holds; see `fencing`.
 
     Args:
         root: the folder to clean.
@@ -33,6 +35,8 @@ def sweep(root: str, keep: Collection[str]) -> list[str]:
     doomed = sorted(name for name in walk(root) if not _stays(base, PurePosixPath(name), kept))
     manifests = [name for name in doomed if PurePosixPath(name).name == MANIFEST]
     others = [name for name in doomed if PurePosixPath(name).name != MANIFEST]
+    # What comes after the check is not on the list.
+    check_fence()
     with writing(root):
         if local_path(root) is None:
             filesystem, path = remote(root)

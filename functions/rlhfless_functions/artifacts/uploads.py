@@ -19,7 +19,8 @@ from typing import Any
 from rlhfless_functions.artifacts.copies import cache_folder, copied_digest, find_copy, keep_copy
 from rlhfless_functions.artifacts.deltas import write_delta
 from rlhfless_functions.artifacts.errors import writing
-from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, may_exist, remote, walk
+from rlhfless_functions.artifacts.fencing import is_refused
+from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, remote, walk
 from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, entries, manifest
 
 logger = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ def _create(filesystem: Any, file: Path, place: str) -> bool:
     try:
         filesystem.put_file(str(file), place, mode="create")
     except OSError as error:
-        if not (may_exist(error) and filesystem.exists(place)):
+        if not (is_refused(error) and filesystem.exists(place)):
             raise
         return _holds(filesystem, place, file)
     return True

@@ -262,9 +262,13 @@ class Instance:
 
     def _result(self, request: BaseRequest, context: TaskContext) -> dict[str, Any]:
         if artifacts.exists(request.result):
-            stored: dict[str, Any] = artifacts.read_json(request.result)
-            return stored
+            return self._stored(request)
         result = self._function.run(request, context).model_dump(mode="json")
-        if context.stop_reason is None:
-            artifacts.write_json(request.result, result)
+        # A driver that was taken for dead may have had the same made. The first result stands.
+        if context.stop_reason is None and not artifacts.create_json(request.result, result):
+            return self._stored(request)
         return result
+
+    def _stored(self, request: BaseRequest) -> dict[str, Any]:
+        stored: dict[str, Any] = artifacts.read_json(request.result)
+        return stored

@@ -23,7 +23,7 @@ from rlhfless_operator.training.journal.begun_job import begun_job, changes_betw
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError, check_spent
 from rlhfless_operator.training.journal.garbage import remove_remains
 from rlhfless_operator.training.journal.inputs import described, is_fixed, take_digests
-from rlhfless_operator.training.journal.lease import LEASE_SECONDS, RENEW_SECONDS, LeaseLostError, take_lease
+from rlhfless_operator.training.journal.lease import LEASE_SECONDS, RENEW_SECONDS, Lease, LeaseLostError, take_lease
 from rlhfless_operator.training.journal.run_folder import claim_folder
 from rlhfless_operator.training.journal.step_journal import StepJournal, committed_records, new_uid, read_status
 from rlhfless_operator.training.journal.summary import summarize
@@ -97,7 +97,7 @@ async def drive(
     await asyncio.to_thread(claim_folder, job, folder)
     lease = await take_lease(folder.root, progress.note)
     try:
-        status = await asyncio.to_thread(_open_status, job, folder)
+        status = await asyncio.to_thread(_open_status, job, folder, lease)
         latency = await asyncio.to_thread(starting_latency, job, gpus.gpu)
         run, journal = open_run(job, folder, lease, status, make_platform, progress, gpus, latency)
         journal.budget = budget or journal.budget
@@ -221,7 +221,7 @@ async def _write_summary(job: RLHFJob, folder: JobFolder, journal: StepJournal) 
         await asyncio.to_thread(journal.lease.fenced, artifacts.write_bytes, folder.file("summary.json"), content)
 
 
-def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
+def _open_status(job: RLHFJob, folder: JobFolder, lease: Lease) -> RLHFJobStatus:
     status = read_status(folder)
     before = begun_job(folder)
     if before is not None:
@@ -230,16 +230,15 @@ def _open_status(job: RLHFJob, folder: JobFolder) -> RLHFJobStatus:
         inputs = [] if names else _changed_inputs(job, folder)
         if (names or inputs) and not (status and status.step):
             # Nothing is learnt yet, so nothing is lost: a fault in the first step can be mended in the document.
-            for name in _BEFORE_THE_FIRST_STEP:
-                artifacts.remove(folder.file(name))
-            artifacts.remove(folder.file("inputs.json"))
+            for name in (*_BEFORE_THE_FIRST_STEP, "inputs.json"):
+                lease.fenced(artifacts.remove, folder.file(name))
             status = _anew(status)
         elif inputs:
             raise JobChangedError(", ".join(inputs), folder.root)
         elif names:
             raise JobChangedError(", ".join(f"spec.{name}" for name in names), folder.root)
-    remove_remains(folder)
-    write_begun_job(job, folder)
+    lease.fenced(remove_remains, folder)
+    lease.fenced(write_begun_job, job, folder)
     return status or _anew(None)
 
 

@@ -43,7 +43,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     await journal.update_status(phase="Running", prompts=run.prompts.count, message="", **data)
     if journal.status.step < run.prompts.total_steps:
         # A shorter run of this job may have exported a model that is not this one's.
-        await asyncio.to_thread(artifacts.remove, run.folder.export)
+        await asyncio.to_thread(journal.lease.fenced, artifacts.remove, run.folder.export)
 
     if run.spec.asynchronous is None:
         await take_steps(run, journal)
@@ -55,7 +55,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     for stage in ("generation", "preparation"):
         await run.capacity.finish(stage)
     await export(run, journal)
-    await asyncio.to_thread(remove_lines, run.folder)
+    await asyncio.to_thread(journal.lease.fenced, remove_lines, run.folder)
     await journal.update_status(phase="Succeeded", stage=None)
 
 

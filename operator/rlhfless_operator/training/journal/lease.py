@@ -5,9 +5,10 @@ Another driver takes the next number only if the lease was released, if its proc
 machine, or if this driver has watched it for `LEASE_SECONDS` without a renewal. It watches by its own clock: the clocks
 of two machines may differ by any time.
 
-The number is the fence: before it writes anything, the holder checks for the next number. On a file system, no lease is
-taken between the check and the write (`Lease.fenced`). Leases are never removed. So nothing depends on a list of them,
-which a store may give as it was a moment ago.
+The number is the fence: before it writes or removes anything, the holder checks for the next number. On a file system,
+no lease is taken between the check and the write; in S3, conditional puts refuse a write that comes too late
+(`Lease.fenced`). Leases are never removed. So nothing depends on a list of them, which a store may give as it was a
+moment ago.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class LeaseHeldError(UserError):
         self.may_be_gone = may_be_gone
 
 
-class LeaseLostError(UserError):
+class LeaseLostError(UserError, artifacts.FencedOffError):
     """Another driver has taken the job over. This one must stop and publish nothing more."""
 
 
@@ -128,16 +129,18 @@ class Lease:
             raise LeaseLostError("another driver has taken this job over; this one stops")
 
     def fenced(self, write: Callable[..., object], *arguments: object) -> None:
-        """Write something under the lease.
+        """Write something, or remove something, under the lease.
 
-        On a file system, nobody takes the job between the check and the write. In other stores somebody may.
+        On a file system, nobody takes the job between the check and the write. In S3 somebody may, but then the write
+        replaces nothing that the other has written. Any other store has neither locks nor conditions.
 
         Raises:
             LeaseLostError: another driver has the job now; nothing is written.
         """
         with _alone(self._files.folder, fcntl.LOCK_SH):
             self.check()
-            write(*arguments)
+            with artifacts.fenced_by(self.check):
+                write(*arguments)
 
     def release(self) -> None:
         """Let the next driver in at once, one of this process even if the store does not answer."""

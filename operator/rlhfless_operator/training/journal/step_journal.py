@@ -332,7 +332,8 @@ class StepJournal:
         self.tracking.log(record)
         # A file that can't be removed now is found again after the next step.
         with contextlib.suppress(artifacts.ArtifactError):
-            await asyncio.to_thread(remove_garbage, self._folder, status, retention_of(self.spec), draft_steps, needs)
+            retention = retention_of(self.spec)
+            await self._under_lease(remove_garbage, self._folder, status, retention, draft_steps, needs)
 
     async def _under_lease(self, write: Callable[..., object], *arguments: object) -> None:
         await asyncio.to_thread(self.lease.fenced, write, *arguments)

@@ -30,12 +30,10 @@ def open_inputs(run: TrainingRun, journal: StepJournal) -> None:
     now = take_digests(run.spec, before)
     if now == before:
         return
-    journal.lease.check()
-    names = changed(before, now)
-    if names:
-        _take(run, journal, names, now)
+    if names := changed(before, now):
+        journal.lease.fenced(_take, run, journal, names, now)
     # What can't be seen now may be seen again.
-    write_digests(run.folder, {**before, **now})
+    journal.lease.fenced(write_digests, run.folder, {**before, **now})
 
 
 def _take(run: TrainingRun, journal: StepJournal, names: list[str], now: Digests) -> None:

@@ -27,11 +27,10 @@ def open_settings(run: TrainingRun, journal: StepJournal) -> None:
     before = journal.settings.of(step)
     if before == now:
         return
-    journal.lease.check()
     if before is not None:
-        _forget_learning(run.folder, step)
+        journal.lease.fenced(_forget_learning, run.folder, step)
         if run.spec.asynchronous is None:
-            _forget_rollouts(run.folder, step + 1)
+            journal.lease.fenced(_forget_rollouts, run.folder, step + 1)
         if changes := differences(before, now):
             run.progress.note(f"from step {step} on: {', '.join(changes)}; the steps before keep what they had")
     journal.settings = journal.settings.with_change(step, now)

@@ -1,0 +1,63 @@
+"""A driver that stops itself (SIGSTOP) right before one of its writes, and goes on when it is told to.
+
+    python -m tests.training.stopped_driver FOLDER WHAT
+
+It says that it runs on another machine, where nobody can see whether it still does.
+"""
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from rlhfless_operator.errors import UserError
+from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.reading.validation import parse_content
+from rlhfless_operator.records.folder import JobFolder
+from rlhfless_operator.records.progress import LiveProgress
+from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.journal import lease as lease_module
+from rlhfless_operator.training.journal.lease import Lease
+from rlhfless_operator.training.run import AvailableGpus
+from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
+from tests.jobs import small_job
+
+STEPS = 3
+
+
+def drive_emulated(folder: str) -> None:
+    """Run a job on emulated functions."""
+    job = parse_content(small_job(steps=STEPS, checkpoints={"everySteps": 1}), "job")
+    gpus = AvailableGpus(ActorRange(1, 1))
+    asyncio.run(
+        drive(job, JobFolder(folder), lambda on_state: EmulatedPlatform(Emulation(), on_state), LiveProgress(), gpus)
+    )
+
+
+def stop_before(what: str) -> None:
+    """Have this process stopped right before it writes or removes something under its lease.
+
+    Args:
+        what: part of the name of the function that writes, or of its first argument.
+    """
+    fenced, stopped = Lease.fenced, False
+
+    def stopping(lease: Lease, write: Callable[..., object], *arguments: object) -> None:
+        nonlocal stopped
+        if not stopped and what in f"{getattr(write, '__qualname__', write)} {arguments[:1]}":
+            stopped = True
+            # Of this very thread: if another one took the signal, this one would go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        fenced(lease, write, *arguments)
+
+    Lease.fenced = stopping  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    lease_module._this.boot = "another machine"
+    stop_before(sys.argv[2])
+    try:
+        drive_emulated(sys.argv[1])
+    except UserError as error:
+        print(f"{type(error).__name__}: {error}")
