@@ -52,6 +52,11 @@ def test_what_is_written_is_read_again_and_damage_is_named(tmp_path: Path) -> No
     history = SettingsHistory().with_change(1, settings(1e-3)).with_change(2, settings(1e-4, 20, "cosine"))
     write_settings_history(folder, history)
     assert read_settings_history(folder).spans == history.spans
+    lines = (tmp_path / "settings.jsonl").read_text().splitlines()
+    for kept in (lines[:1], lines[1:]):
+        (tmp_path / "settings.jsonl").write_text("\n".join(kept))
+        with pytest.raises(artifacts.ArtifactCorruptError, match=r"settings\.jsonl is damaged \(it has 1 of 2 lines"):
+            read_settings_history(folder)
     (tmp_path / "settings.jsonl").write_text("nonsense")
     with pytest.raises(artifacts.ArtifactCorruptError, match=r"settings\.jsonl is damaged"):
         read_settings_history(folder)

@@ -19,6 +19,7 @@ import xxhash
 from rlhfless_functions.artifacts.errors import ArtifactCorruptError, ArtifactMissingError
 from rlhfless_functions.artifacts.files import exists, join, read_bytes
 from rlhfless_functions.artifacts.names import inside
+from rlhfless_functions.artifacts.sealing import BLANK, KEY, parse_sealed, seal
 
 MANIFEST = "manifest.json"
 """Name of the manifest in its folder."""
@@ -73,21 +74,21 @@ class Manifest:
     delta: Delta | None = None
 
     def dump(self) -> bytes:
-        """Return its JSON form."""
+        """Return its JSON form, which has a checksum of its own."""
         content: dict[str, Any] = {"format": _FORMAT, "files": _dumped(self.files)}
         if self.delta is not None:
             content["delta"] = {"base": self.delta.base, "files": _dumped(self.delta.files)}
-        return json.dumps(content, indent=1).encode()
+        return seal(json.dumps({**content, KEY: BLANK}, indent=1).encode())
 
     @staticmethod
     def parse(data: bytes) -> "Manifest":
         """Read the JSON form.
 
         Raises:
-            ValueError: it is not a manifest.
+            ValueError: it is not a manifest, or not as it was written.
         """
         try:
-            content = json.loads(data)
+            content = parse_sealed(data)
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']}, and {_FORMAT} is known here")
             delta = content.get("delta")

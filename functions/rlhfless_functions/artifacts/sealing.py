@@ -5,6 +5,7 @@ without these words is taken as it is: somebody else wrote it, or the damage is 
 """
 
 import json
+import re
 from typing import Any
 
 import xxhash
@@ -13,6 +14,7 @@ KEY = "checksum"
 """Name of the checksum, in a JSON object or in the metadata of a Parquet file."""
 _WORDS = b"xxh3-128:"
 _DIGITS = 32
+_AT_END = re.compile(rb'"xxh3-128:[0-9a-f]{32}"\s*}\s*$')
 BLANK = f"{_WORDS.decode()}{'0' * _DIGITS}"
 """Checksum of a file that is not sealed yet."""
 
@@ -51,6 +53,8 @@ def parse_sealed(content: bytes) -> Any:
         ValueError: it is no JSON, or not the text that was written.
     """
     value = json.loads(content)
+    if isinstance(value, dict) and KEY not in value and _AT_END.search(content):
+        raise ValueError("the name of its checksum has changed since it was written")
     if not isinstance(value, dict) or KEY not in value:
         return value
     if not is_sound(content):

@@ -157,7 +157,9 @@ def read_records(uri: str, kind: type[RecordType]) -> list[RecordType]:
         except ValueError as error:
             if number == len(lines) and not line.endswith(b"}"):
                 break
-            raise ValueError(f"{uri}, line {number}: {_fault(error)}; restore the file or delete it") from error
+            raise ValueError(
+                f"{uri}, line {number}: {_fault(error)}; restore the file from a copy, or remove it"
+            ) from error
     return records
 
 

@@ -21,6 +21,8 @@ class SettingsSpan(BaseModel):
     from_step: int
     """First step with these settings; they apply until the next line's first step."""
     settings: StepSettings
+    of: int | None = None
+    """Number of lines of the file. A file that was cut has fewer."""
 
 
 class SettingsHistory:
@@ -66,7 +68,11 @@ def read_settings_history(folder: JobFolder) -> SettingsHistory:
     uri = folder.file(_FILE)
     lines = artifacts.read_bytes(uri, most=_MOST_BYTES).splitlines() if artifacts.exists(uri) else []
     try:
-        return SettingsHistory(SettingsSpan.model_validate(artifacts.parse_sealed(line)) for line in lines)
+        spans = [SettingsSpan.model_validate(artifacts.parse_sealed(line)) for line in lines]
+        for span in spans:
+            if span.of not in (None, len(lines)):
+                raise ValueError(f"it has {len(lines)} of {span.of} lines")
+        return SettingsHistory(span.model_copy(update={"of": None}) for span in spans)
     except ValueError as error:
         raise artifacts.ArtifactCorruptError(f"{uri} is damaged ({error}); restore it") from error
 
@@ -77,7 +83,8 @@ def write_settings_history(folder: JobFolder, history: SettingsHistory) -> None:
     Raises:
         ArtifactUnwritableError: it can't be written.
     """
-    lines = (artifacts.sealed_json(span.model_dump(mode="json")) for span in history.spans)
+    spans = (span.model_copy(update={"of": len(history.spans)}) for span in history.spans)
+    lines = (artifacts.sealed_json(span.model_dump(mode="json")) for span in spans)
     artifacts.write_bytes(folder.file(_FILE), b"".join(line + b"\n" for line in lines))
 
 

@@ -41,6 +41,17 @@ def test_a_document_of_another_format_is_named(tmp_path: Path, content: bytes) -
         begun_job(folder)
 
 
+def test_a_changed_byte_is_no_changed_job(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    write_begun_job(job(), folder)
+    file = tmp_path / "job.yaml"
+    file.write_bytes(file.read_bytes().replace(b"steps: 1", b"steps: 3"))
+    with pytest.raises(
+        artifacts.ArtifactCorruptError, match=r"job\.yaml is damaged.*its checksum is another.*restore it"
+    ):
+        begun_job(folder)
+
+
 def test_to_name_a_default_of_the_algorithm_changes_nothing() -> None:
     assert changes_between(job(), job(kl={"coefficient": 0.0})) == []
 

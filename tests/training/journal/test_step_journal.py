@@ -16,7 +16,7 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.journal.lease import Lease, LeaseLostError
-from rlhfless_operator.training.journal.step_journal import StepJournal, read_status
+from rlhfless_operator.training.journal.step_journal import StepJournal, committed_records, read_status
 from tests.jobs import job
 
 SPEC = job(steps=3).spec
@@ -145,6 +145,25 @@ async def test_another_driver_goes_on_after_the_records_that_the_status_names(tm
     await commit(later, 2)
     await later.written()
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+async def test_records_that_were_cut_are_an_error_with_a_remedy(tmp_path: Path, left: int) -> None:
+    first = journal_of(tmp_path)
+    for step in (1, 2, 3):
+        await commit(first, step)
+    await first.written()
+    file = tmp_path / "metrics.jsonl"
+    whole = file.read_bytes().splitlines(keepends=True)
+    for rest in (b"", whole[left][:-9]):
+        file.write_bytes(b"".join(whole[:left]) + rest)
+        told = (
+            rf"metrics\.jsonl lacks the record of step {left + 1 if left else 3}.*restore it from a copy, or remove it"
+        )
+        with pytest.raises(artifacts.ArtifactCorruptError, match=told):
+            committed_records(JobFolder(str(tmp_path)), first.status)
+    file.unlink()
+    assert committed_records(JobFolder(str(tmp_path)), first.status) == []
 
 
 async def test_after_a_write_that_failed_the_job_is_where_it_was_written_down(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def begun_job(folder: JobFolder) -> RLHFJob | None:
     if not artifacts.exists(uri):
         return None
     try:
-        return read_begun(artifacts.read_bytes(uri, most=MOST_BYTES))
+        content = artifacts.read_bytes(uri, most=MOST_BYTES)
+        if not artifacts.is_sound(content):
+            raise ValueError("its checksum is another: some of it has changed since it was written")
+        return read_begun(content)
     except (yaml.YAMLError, ValueError) as error:
         raise artifacts.ArtifactCorruptError(
             f"{uri} is damaged or of another format ({error}); restore it, or run the job in another folder"
@@ -58,7 +61,8 @@ def write_begun_job(job: RLHFJob, folder: JobFolder) -> None:
     Raises:
         ArtifactUnwritableError: it can't be written.
     """
-    artifacts.write_bytes(folder.file("job.yaml"), yaml.safe_dump(document_of(job), sort_keys=False).encode())
+    text = f"{yaml.safe_dump(document_of(job), sort_keys=False)}# {artifacts.KEY}: {artifacts.BLANK}\n"
+    artifacts.write_bytes(folder.file("job.yaml"), artifacts.seal(text.encode()))
 
 
 def document_of(job: RLHFJob) -> dict[str, Any]:

@@ -361,9 +361,24 @@ def _status_in(uri: str) -> RLHFJobStatus:
 
 
 def committed_records(folder: JobFolder, status: RLHFJobStatus) -> list[StepRecord]:
-    """Return the records of the steps that the status counts as done."""
-    records = read_records(folder.file("metrics.jsonl"), StepRecord)
-    return [record for record in records if record.step <= status.step]
+    """Return the records of the steps that the status counts as done; none if their file is not there.
+
+    Raises:
+        ArtifactCorruptError: it lacks the end or a line, or a line is damaged.
+    """
+    uri = folder.file("metrics.jsonl")
+    try:
+        records = [record for record in read_records(uri, StepRecord) if record.step <= status.step]
+    except ValueError as error:
+        raise artifacts.ArtifactCorruptError(str(error)) from error
+    first = records[0].step if records else status.step
+    lacking = sorted({*range(first, status.step + 1)} - {record.step for record in records})
+    if status.step and lacking and artifacts.exists(uri):
+        raise artifacts.ArtifactCorruptError(
+            f"{uri} lacks the record of step {lacking[0]}, which is done: restore it from a copy, or remove it to go on"
+            " without the records so far"
+        )
+    return records
 
 
 def new_uid() -> str:
