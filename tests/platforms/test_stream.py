@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from rlhfless_functions.api import Done, Event, Failed, Heartbeat, Started
+from rlhfless_functions.api import Done, Event, Failed, Gang, Heartbeat, LearnRequest, RunRequest, Started
 from rlhfless_functions.api import dump_event as line
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 from rlhfless_operator.platforms.stream import Pace, open_session, run_task
@@ -41,11 +41,16 @@ async def answering(script: Script, status: int = 200) -> AsyncIterator[str]:
 
 
 async def events_of(
-    url: str, stall_seconds: float = 30.0, start_seconds: float | None = None, host: str | None = None
+    url: str,
+    stall_seconds: float = 30.0,
+    start_seconds: float | None = None,
+    host: str | None = None,
+    request: RunRequest | None = None,
 ) -> list[Event]:
+    request = request or export_request()
     async with open_session() as session:
         events = run_task(
-            session, url, "token", export_request(), stall_seconds=stall_seconds, start_seconds=start_seconds, host=host
+            session, url, "token", request, stall_seconds=stall_seconds, start_seconds=start_seconds, host=host
         )
         async with aclosing(events):
             return [event async for event in events]
@@ -114,6 +119,17 @@ async def test_an_instance_in_which_nothing_works_is_lost_however_often_it_says_
     async with answering(script) as url:
         with pytest.raises(InstanceSilentError, match="nothing has worked in the instance for 121 s"):
             await events_of(url, stall_seconds=120.0)
+
+
+async def test_an_instance_of_a_gang_may_wait_for_another() -> None:
+    async with answering(writing(STARTED, line(Heartbeat(still_seconds=121.0)), DONE)) as url:
+        gang = Gang(size=2, number=0, meeting="m", within_seconds=60.0)
+        request = LearnRequest.model_construct(**dict(export_request()), gang=gang)
+        assert [event.event for event in await events_of(url, 120.0, request=request)] == [
+            "started",
+            "heartbeat",
+            "done",
+        ]
 
 
 async def test_the_first_line_may_take_longer_than_the_others() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rlhfless_functions.rewards.pool import RewardPool, RewardUnusableError, WorkerSettings
 from rlhfless_functions.rewards.process import WorkerStopped
+from rlhfless_functions.runtime.activity import Activity
 from tests.rewards.files import MEMORY, MISBEHAVIOUR, Reward, fate, make_group
 from tests.rewards.files import reward as reward  # A fixture.
 
@@ -298,6 +299,22 @@ def test_a_file_that_hangs_when_loaded_is_killed(tmp_path: Path) -> None:
     pool = RewardPool(WorkerSettings("mine", "python", setup, MEMORY, load_seconds=1.0))
     with pytest.raises(RewardUnusableError, match="took longer than 1 s"):
         pool.score([make_group(0)], seconds=lambda _: 1.0, give_up=True, stopped=lambda: False)
+
+
+def test_a_call_that_waits_is_no_standstill_of_the_instance(reward: Callable[..., Reward]) -> None:
+    mine = reward(MISBEHAVIOUR.format("time.sleep(1000)"))
+    activity, still = Activity(), []
+
+    def stopped() -> bool:
+        # As if it had not worked since long ago.
+        activity._since -= 1000.0
+        activity._used = activity._cpu_seconds()
+        still.append(activity.still_seconds())
+        return len(still) > 1
+
+    with pytest.raises(WorkerStopped):
+        mine.score(make_group(1), stopped=stopped)
+    assert still == [0.0, 0.0]
 
 
 def test_calls_end_when_the_caller_wants_them_to(reward: Callable[..., Reward]) -> None:

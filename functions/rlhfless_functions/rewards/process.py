@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from rlhfless_functions.rewards.channel import ChannelError, FrameBuffer, send
+from rlhfless_functions.runtime.activity import limited_wait
 
 _log = logging.getLogger("rlhfless.rewards")
 
@@ -118,13 +119,18 @@ class WorkerProcess:
             self._connection.setblocking(False)
 
     def receive(self, seconds: float, stopped: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for the next answer. Meanwhile log the worker's output, and watch its memory.
+        """Wait for the next answer. Meanwhile log the worker's output, and watch its memory. The worker may itself wait
+        for a server: that is no standstill of this instance.
 
         Raises:
             WorkerKilledError: something outside killed it.
             WorkerError: it takes longer, uses too much memory, ends, or breaks the protocol.
             WorkerStopped: `stopped` returned True.
         """
+        with limited_wait(seconds):
+            return self._receive(seconds, stopped)
+
+    def _receive(self, seconds: float, stopped: Callable[[], bool]) -> dict[str, Any]:
         look = time.monotonic() + _TICK
         deadline = look - _TICK + seconds
         while True:

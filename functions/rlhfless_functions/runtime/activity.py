@@ -2,16 +2,31 @@
 
 A worker thread that waits for a lock, a lost connection or a dead process uses no CPU time, and neither does anything
 below its process. The thread that serves HTTP goes on, so its heartbeats alone say nothing about the work. A loop that
-waits and looks again, or a GPU that never finishes, does use CPU time and is not noticed here.
+waits and looks again, or a GPU that never finishes, does use CPU time and is not noticed here. A wait that has a limit
+of its own (`limited_wait`) is left to that.
 """
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 import psutil
 
+_waits: dict[object, float] = {}
+"""Ends of the waits that somebody else limits, in monotonic seconds."""
 _WORK_SECONDS = 0.005
 """CPU time that counts as work. Threads that only wake now and then use less in minutes."""
+
+
+@contextlib.contextmanager
+def limited_wait(seconds: float) -> Iterator[None]:
+    """Mark a wait that its caller ends after so long, such as that for a reward. Until then it is no standstill."""
+    wait = object()
+    _waits[wait] = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        del _waits[wait]
 
 
 class Activity:
@@ -27,9 +42,11 @@ class Activity:
         self._used, self._since = self._cpu_seconds(), time.monotonic()
 
     def still_seconds(self) -> float:
-        """Return for how long nothing has worked; 0 if something has since the last question."""
+        """Return for how long nothing has worked; 0 if something has since the last question, or during a limited
+        wait."""
         used = self._cpu_seconds()
-        if abs(used - self._used) >= _WORK_SECONDS:  # The time of a process that has ended is gone.
+        waits = any(end > time.monotonic() for end in list(_waits.values()))
+        if waits or abs(used - self._used) >= _WORK_SECONDS:  # The time of a process that has ended is gone.
             self._used, self._since = used, time.monotonic()
             return 0.0
         return time.monotonic() - self._since

@@ -154,7 +154,8 @@ class LimitsSpec(Settings):
     """Most retries of one part of the work after its instance was lost or failed in a retryable way."""
     stall: Duration = 120.0
     """Longest silence of a stream, and longest time in which nothing works in an instance: neither its task nor a
-    process below it uses any CPU time. After it, another instance does the work."""
+    process below it uses any CPU time. After it, another instance does the work. A reward has its own `timeout`, and
+    learning instances may wait for each other as long as one of them works."""
     unscorable: float = Field(default=0.5, ge=0, le=1)
     """Largest share of a step's or an evaluation's samples that may have no reward; above it the job fails."""
     dropped_prompts: float = Field(default=0.5, ge=0, le=1)

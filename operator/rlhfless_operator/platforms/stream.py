@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, Failed, Heartbeat, RunRequest, Started, parse_event
+from rlhfless_functions.api import Done, Event, Failed, Heartbeat, LearnRequest, RunRequest, Started, parse_event
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 
 _MAX_LINE_BYTES = 4 * 2**20
@@ -49,7 +49,8 @@ async def run_task(
     Args:
         url: base URL of the instance or Service.
         token: the job's bearer token.
-        stall_seconds: longest silence, and longest time without work; functions send heartbeats well within it.
+        stall_seconds: longest silence, and longest time without work unless it is a gang's; functions send heartbeats
+            well within it.
         start_seconds: longest time until the first line; by default `stall_seconds`.
         host: the `Host` header, if it differs from the URL's host.
 
@@ -76,7 +77,7 @@ async def run_task(
                     # A proxy that times out appends its own text to a stream and then ends it normally.
                     raise InstanceLostError(f"HTTP {response.status}: {error}") from error
                 patience = stall_seconds
-                if isinstance(event, Heartbeat) and event.still_seconds >= stall_seconds:
+                if isinstance(event, Heartbeat) and event.still_seconds >= stall_seconds and not _waits(request):
                     raise InstanceSilentError(f"nothing has worked in the instance for {event.still_seconds:.0f} s")
                 if isinstance(event, Failed):
                     raise TaskFailedError(event)
@@ -90,6 +91,12 @@ async def run_task(
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise InstanceSilentError(f"the instance was silent for {patience:g} s") from error
+
+
+def _waits(request: RunRequest) -> bool:
+    """Return whether an instance may stand still because it waits for others of its gang. All of their streams tell
+    whether the gang does (`training/instances/gang.py`)."""
+    return isinstance(request, LearnRequest) and request.gang is not None
 
 
 class Pace:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhfless_functions.api import Done, Event, Failed, FailureReason, Preload, Started, Waiting
+from rlhfless_functions.api import Done, Event, Failed, FailureReason, Heartbeat, Preload, Started, Waiting
 from rlhfless_operator.job.instance_ranges import LearnerRange
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.local.platform import LocalPlatform
@@ -57,9 +57,15 @@ def failed(reason: FailureReason, message: str = "told", *, retryable: bool = Tr
     return TaskFailedError(Failed(reason=reason, message=message, retryable=retryable))
 
 
-async def together(platform: Scripted, within: float = FOR_EVER) -> dict[str, Any]:
+async def together(platform: Scripted, within: float = FOR_EVER, stall: float = FOR_EVER) -> dict[str, Any]:
     requests: Any = [None] * len(platform.scripts)
-    return await run_together(platform, requests, within=within, listener=lambda: lambda event: None)  # type: ignore[arg-type]
+    listener = lambda: lambda event: None  # noqa: E731
+    return await run_together(platform, requests, within=within, stall=stall, listener=listener)  # type: ignore[arg-type]
+
+
+def still(*seconds: float) -> Script:
+    """Heartbeats of an instance that has used no CPU for so long."""
+    return [part for each in seconds for part in (Heartbeat(still_seconds=each), 0.01)]
 
 
 async def test_the_result_is_that_of_any_of_them() -> None:
@@ -78,6 +84,22 @@ async def test_those_that_came_are_cut_when_others_do_not_come() -> None:
 async def test_nobody_is_late_before_the_first_has_come() -> None:
     done = Done(result={})
     assert await together(Scripted([0.2, STARTED, done], [0.2, STARTED, done]), within=0.1) == {}
+
+
+async def test_an_instance_that_waits_for_another_is_not_hung() -> None:
+    done = Done(result={})
+    platform = Scripted(
+        [STARTED, *still(100.0, 130.0, 200.0, 300.0), done], [STARTED, *still(0.0, 5.0, 119.0, 0.0), 0.05, done]
+    )
+    assert await together(platform, stall=120.0) == {}
+
+
+async def test_a_gang_none_of_which_works_is_hung() -> None:
+    platform = Scripted([STARTED, *still(115.0, 130.0), FOR_EVER], [STARTED, *still(0.0, 110.0, 121.0), FOR_EVER])
+    with pytest.raises(GangBrokenError, match="nothing has worked in any of 2 learning instances for 121 s") as caught:
+        await together(platform, stall=120.0)
+    assert caught.value.lost == 0, "nobody knows which"
+    assert sorted(platform.cut) == [0, 1]
 
 
 async def test_a_loss_cuts_the_others_and_tells_how_many_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

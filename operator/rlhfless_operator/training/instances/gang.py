@@ -5,11 +5,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from rlhfless_functions.api import Done, Event, RunRequest, Started
+from rlhfless_functions.api import Done, Event, Heartbeat, RunRequest, Started
 from rlhfless_operator.job.instance_ranges import LearnerRange
-from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, Platform, TaskFailedError
 
 _LAST_WORDS_SECONDS = 5.0
 """Seconds in which the other members may still report once one has ended: they tell why, or they are done as well."""
@@ -114,11 +115,36 @@ class GangSize:
             self.now = self.chosen
 
 
+class _Standstill:
+    """Notices that nothing works in any instance of a gang. One that waits for the others stands still for no fault.
+
+    Args:
+        size: number of instances.
+        most: longest seconds.
+    """
+
+    def __init__(self, size: int, most: float) -> None:
+        self._still = [0.0] * size
+        self._most = most
+        self.happened = asyncio.Event()
+
+    def heard(self, member: int, event: Event) -> None:
+        self._still[member] = event.still_seconds if isinstance(event, Heartbeat) else 0.0
+        if min(self._still) >= self._most:
+            self.happened.set()
+
+    def error(self) -> InstanceSilentError:
+        return InstanceSilentError(
+            f"nothing has worked in any of {len(self._still)} learning instances for {min(self._still):.0f} s"
+        )
+
+
 async def run_together(
     platform: Platform,
     requests: Sequence[RunRequest],
     *,
     within: float,
+    stall: float,
     listener: Callable[[], Callable[[Event], None]],
 ) -> dict[str, Any]:
     """Run a task that several instances do together, and return its result, which is the same from each of them.
@@ -126,23 +152,28 @@ async def run_together(
     Args:
         requests: one for each instance.
         within: seconds from the first instance's start to the last one's.
+        stall: longest seconds in which none of the instances works.
         listener: makes the callback for the events of one instance.
 
     Raises:
         GangIncompleteError: some have not started in time.
-        GangBrokenError: an instance failed or was lost.
+        GangBrokenError: an instance failed or was lost, or none works.
     """
+    still = _Standstill(len(requests), stall)
     started = [asyncio.Event() for _ in requests]
     streams = [
-        asyncio.create_task(_follow(platform, request, begun, listener()))
-        for request, begun in zip(requests, started, strict=True)
+        asyncio.create_task(_follow(platform, request, begun, partial(still.heard, member), listener()))
+        for member, (request, begun) in enumerate(zip(requests, started, strict=True))
     ]
+    standing = asyncio.create_task(still.happened.wait())
     assembling = asyncio.create_task(_assemble(started, within))
     try:
         await asyncio.wait([assembling, *streams], return_when=asyncio.FIRST_COMPLETED)
         if assembling.done() and not assembling.result() and not any(stream.done() for stream in streams):
             raise GangIncompleteError(sum(begun.is_set() for begun in started))
-        await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([standing, *streams], return_when=asyncio.FIRST_COMPLETED)
+        if not any(stream.done() for stream in streams):
+            raise GangBrokenError(still.error(), 0)
         await asyncio.wait(streams, timeout=_LAST_WORDS_SECONDS)
         ended = [stream for stream in streams if stream.done()]
         failures: list[AttemptError] = []
@@ -155,18 +186,23 @@ async def run_together(
             failures.append(error)
         raise GangBrokenError(max(failures, key=_telling), sum(map(_is_gone, failures)))
     finally:
-        for task in (assembling, *streams):
+        for task in (assembling, standing, *streams):
             task.cancel()
-        await asyncio.gather(assembling, *streams, return_exceptions=True)
+        await asyncio.gather(assembling, standing, *streams, return_exceptions=True)
 
 
 async def _follow(
-    platform: Platform, request: RunRequest, begun: asyncio.Event, on_event: Callable[[Event], None]
+    platform: Platform,
+    request: RunRequest,
+    begun: asyncio.Event,
+    heard: Callable[[Event], None],
+    on_event: Callable[[Event], None],
 ) -> dict[str, Any]:
     async with aclosing(platform.run(request)) as events:
         async for event in events:
             if isinstance(event, Started):
                 begun.set()
+            heard(event)
             on_event(event)
             if isinstance(event, Done):
                 return event.result

@@ -251,11 +251,12 @@ class Learning:
                     run.platform,
                     requests,
                     within=run.spec.learning.gang_timeout,
+                    stall=run.spec.limits.stall,
                     listener=partial(next, iter(listeners)),
                 )
                 size.met(count)
-                return _with_more(LearnResult.model_validate(result), counts)
                 await self._damaged.remove()
+                return _with_more(LearnResult.model_validate(result), counts)
             except GangIncompleteError as error:
                 if size.miss(error.there):
                     came = f"{error.there} of {count} learning instances came within learning.gangTimeout"
@@ -264,10 +265,10 @@ class Learning:
                 lost: AttemptError = InstanceLostError(size.absence(error.there, count))
             except GangBrokenError as error:
                 lost = error.error
-                if await self._has_more_memory(batch.step, count, lost):
                 if isinstance(lost, TaskFailedError) and lost.reason == "checkpoint_damaged":
                     replay = await self._damaged.go_back(batch.step, lost)
                     continue
+                if await self._has_more_memory(batch.step, count, lost):
                     continue
                 if error.lost and count > 1:
                     size.fall_to(count - error.lost)
