@@ -13,7 +13,6 @@ moment ago.
 
 import asyncio
 import fcntl
-import json
 import os
 import socket
 import time
@@ -194,7 +193,7 @@ def _check_free(holder: dict[str, Any], lease: _Files) -> None:
         if artifacts.exists(lease.renewal):
             raise
         renewal = b"{}"
-    if json.loads(renewal).get("released"):
+    if _is_release(renewal):
         return
     seen, since = _watched.get(lease.fence, (None, 0.0))
     now = time.monotonic()
@@ -214,6 +213,14 @@ def _check_free(holder: dict[str, Any], lease: _Files) -> None:
     elif started != holder["process_started"]:
         return
     raise LeaseHeldError(f"this job is driven by {who}; stop it first, or wait {LEASE_SECONDS:.0f} s after it has gone")
+
+
+def _is_release(renewal: bytes) -> bool:
+    """Return whether a renewal says that the lease is released. A damaged one says nothing."""
+    try:
+        return bool(artifacts.parse_sealed(renewal).get("released"))
+    except ValueError:
+        return False
 
 
 @contextmanager
