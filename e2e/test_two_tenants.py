@@ -98,7 +98,7 @@ def test_a_pod_sees_its_namespaces_folder_alone_and_links_lead_the_operator_nowh
     other: Kubectl, kubectl: Kubectl, storage: Storage, mine: str
 ) -> None:
     jobs = Jobs(other)
-    job = short("planter", **KEPT)
+    job = short("planter", steps=8, **KEPT)  # Its pods are there for as long as it has steps.
     jobs.apply(job)
     jobs.wait("planter", "a step", lambda status: status.get("step", 0) >= 1, 400)
     (pod, *_) = other.list("pods", **{"rlhfless.io__job": "planter", "rlhfless.io__stage": "generation"})
