@@ -223,13 +223,12 @@ class Outside:
             hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("*.py")))).hexdigest(),
         )
 
-    def left(self) -> list[str]:
-        """Processes that run in a program's folder, or below the workers without being one."""
+    def left(self, before: set[psutil.Process]) -> list[str]:
+        """Processes that run in a program's folder, or that came below this one without being a worker."""
         scratch = str(self.folder / "scratch")
         everywhere = psutil.process_iter(["cwd", "cmdline"])
         found = [str(each.info) for each in everywhere if (each.info["cwd"] or "").startswith(scratch)]
-        workers = psutil.Process().children(recursive=True)
-        return found + [str(each) for each in workers if each.pid != self.victim.pid and not _is_worker(each)]
+        return found + [str(each) for each in below() - before if not _is_worker(each)]
 
     def score(self, programs: list[str]) -> Scores:
         reward = RewardSettings(name="tests", code=CodeReward(timeout=2.0), memory=2**30)
@@ -243,6 +242,11 @@ class Outside:
         content = path.read_bytes() if path.is_file() else b""
         attributes = os.listxattr(path, follow_symlinks=False)
         return str(path), found.st_mode, found.st_uid, found.st_mtime_ns, content, attributes
+
+
+def below() -> set[psutil.Process]:
+    """Processes below this one: of the workers, and of other tests."""
+    return set(psutil.Process().children(recursive=True))
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -289,11 +293,11 @@ def test_what_the_machine_lacks_is_in_the_log_once(outside: Outside, caplog: pyt
 def check(outside: Outside, programs: list[Program]) -> None:
     """Score programs, each between two honest ones."""
     head = HEAD.format(victim=str(outside.folder / "victim"), pid=outside.victim.pid)
-    before = outside.seen()
+    before, processes = outside.seen(), below()
     texts = [text for program in programs for text in (RIGHT, head + program.text)]
     scores = outside.score([*texts, RIGHT]).terms["tests"][0]
     assert outside.seen() == before
-    assert outside.left() == []
+    assert outside.left(processes) == []
     assert scores[::2] == [1.0] * (len(programs) + 1)
     assert [
         program.name for program, score in zip(programs, scores[1::2], strict=True) if program.refused and score != 1
