@@ -16,7 +16,7 @@ from rlhfless_functions.api import STAGES, Event, RunRequest, Stage, Started
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from tests.training.whole_jobs import assert_same_final_weights, run_job
 
-pytestmark = [pytest.mark.usefixtures("warm_start", "nothing_is_left_behind"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("warm_start", "nothing_is_left_behind"), pytest.mark.nightly]
 
 SHORT: dict[str, Any] = {
     "steps": 2,
