@@ -5,7 +5,6 @@ files, the exported folder. Rewards rise a little with each step.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -161,7 +160,7 @@ def _result_of(request: RunRequest, emulation: Emulation) -> dict:
             counts = DataCounts(rows=PROMPTS)
             with artifacts.publish(request.sink) as folder:
                 index = {"lengths": [5] * PROMPTS, "counts": counts.model_dump(), "prefixes": None}
-                (folder / "index.json").write_text(json.dumps(index))
+                artifacts.write_json(str(folder / "index.json"), index)
             result = MaterializeResult(prompts=PROMPTS, dropped=0, uri=request.sink, counts=counts)
         case GenerationRequest():
             result = GenerationResult(

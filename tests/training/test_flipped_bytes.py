@@ -88,7 +88,7 @@ def test_some_flips_change_nothing_unseen(tmp_path: Path) -> None:
     check_flips(tmp_path, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_flips_change_nothing_unseen(tmp_path: Path) -> None:
     check_flips(tmp_path, 20)

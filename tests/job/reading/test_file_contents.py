@@ -83,7 +83,7 @@ def test_data_without_prompts_or_ground_truth_says_what_it_has(folder: Path) -> 
     write_rows(folder / "data.jsonl", [{"text": "1+1=", "result": "2"}])
     prompt, truth = check_contents(job(), folder)
     assert (prompt.path, truth.path) == (("spec", "data", "source"), ("spec", "rewards", 0))
-    assert "no prompt column (one of prompt, messages, question)" in prompt.message
+    assert "no prompt column (one of prompt, messages, question, problem)" in prompt.message
     assert prompt.remedy == "it has text, result: set promptColumn to one of them"
     assert truth.remedy == "it has text, result: set groundTruthColumn to one of them"
     # A reward of one's own may do without.

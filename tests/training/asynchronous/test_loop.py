@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.data.rollouts import read_prepared
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
@@ -263,7 +264,7 @@ def test_a_synchronous_run_is_replayed_too_and_a_changed_weight_is_found(tiny_jo
     manifest = folder_of(file) / "weights" / "step-000002" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["files"]["model.safetensors"]["checksum"] = "xxh3-128:00"
-    manifest.write_text(json.dumps(content))
+    manifest.write_bytes(artifacts.sealed_json(content))
     result = CliRunner().invoke(app, ["replay", str(folder_of(file)), "--keep"])
     assert result.exit_code == 1
     assert "files differ (model.safetensors)" in result.output
@@ -279,13 +280,13 @@ def test_a_replay_takes_the_threads_of_the_run_and_asks_where_they_changed(
     run_job(file, threads=2)
     assert [record["metrics"]["learning/threads"] for record in records_of(file)] == [2, 2]
     given: list[int] = []
-    threads_of = replay_command.threads_of
+    lone_learner = replay_command.lone_learner
 
-    def noted(actors: Any, preparers: int, threads: int) -> Any:
+    def noted(job: Any, folder: Any, threads: int, command: str) -> Any:
         given.append(threads)
-        return threads_of(actors, preparers, threads)
+        return lone_learner(job, folder, threads, command)
 
-    monkeypatch.setattr(replay_command, "threads_of", noted)
+    monkeypatch.setattr(replay_command, "lone_learner", noted)
     assert "the same weights bit for bit" in replayed(file)
     assert given == [2]
     metrics = folder_of(file) / "metrics.jsonl"

@@ -105,7 +105,7 @@ async def making(
     )
     status = SimpleNamespace(step=0, weights=WeightsReference(version=0, uri="w"))
     journal: Any = SimpleNamespace(
-        status=status, published=status, checkpoint_step=0, records=[], budget=lambda: None, written=at_once
+        status=status, published=status, kept_batches_from=1, records=[], budget=lambda: None, written=at_once
     )
     settings = AsyncSpec(max_staleness=most, too_stale=rule)
     async with RolloutsAhead(run, journal, AsyncJournal(job), settings) as ahead:

@@ -160,7 +160,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
         requests.generate(1, "training", initial, None, None, DraftHistory().steps_for, attempt_of(samples)),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
-        requests.export(initial, "card", Prompting(), 0),
+        requests.export(initial, "card", Prompting(), "runs/job/model", 0),
     ]
     assert [request.heartbeat_seconds for request in made] == pytest.approx([heartbeat] * 5)
 
