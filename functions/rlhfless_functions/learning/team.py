@@ -140,6 +140,9 @@ class Team:
     def _write(self, process: subprocess.Popen[bytes], line: str) -> None:
         # A short line fits into the pipe's buffer, so this never blocks on a process that does not read.
         assert process.stdin is not None
+        if process.poll() is not None:
+            # A program that it has started may still hold its end of the pipe.
+            raise self.failure() or _lost("is gone")
         try:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
