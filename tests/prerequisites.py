@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from rlhfless_functions.rewards.code import confinement
 from rlhfless_functions.runtime import landlock
 
 
@@ -53,6 +54,11 @@ PREREQUISITES = {
         "there is no prometheus with promtool",
         "install Debian's package prometheus",
     ),
+    "questions": Prerequisite(
+        confinement.best().asks,
+        "this kernel can't ask before a fork",
+        "use Linux 5.5 or newer, with seccomp's user notifications",
+    ),
     "scheduler": Prerequisite(
         shutil.which("kube-scheduler") is not None,
         "there is no kube-scheduler",
@@ -91,6 +97,11 @@ def needs_landlock(untested: str) -> pytest.MarkDecorator:
 def needs_prometheus(untested: str) -> pytest.MarkDecorator:
     """For tests that run Prometheus or its promtool."""
     return _needs("prometheus", untested)
+
+
+def needs_questions(untested: str) -> pytest.MarkDecorator:
+    """For tests of programs that the kernel asks about before they fork."""
+    return _needs("questions", untested)
 
 
 def needs_scheduler(untested: str) -> pytest.MarkDecorator:

@@ -154,5 +154,5 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path: Path) ->
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     assert (
         "RLHFLESS_TESTS_REQUIRE: nothing is called promethius; there are api-server, claims, cluster, helm, landlock,"
-        " prometheus, scheduler" in (done.stderr)
+        " prometheus, questions, scheduler" in (done.stderr)
     )

@@ -19,11 +19,9 @@ from rlhfless_functions.rewards.code import confinement, keeper
 from rlhfless_functions.rewards.code.folders import fresh_folder, remove
 from rlhfless_functions.rewards.code.running import Verdict, run_tests
 from rlhfless_functions.rewards.process import WorkerProcess
-from rlhfless_functions.runtime import landlock
+from tests.prerequisites import needs_landlock, needs_questions
 
 BEST = confinement.best()
-needs_landlock = pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
-needs_questions = pytest.mark.skipif(not BEST.asks, reason="this kernel can't ask before a fork")
 
 
 def run(folder: Path, program: str, output: str = "right", how: confinement.Confinement = BEST) -> Verdict:
@@ -63,7 +61,7 @@ def test_an_honest_program_works_without_landlock(tmp_path: Path, name: str) -> 
     assert run(tmp_path, HONEST[name], how=without).passed == 1
 
 
-@needs_landlock
+@needs_landlock("no file is kept from a program")
 @pytest.mark.parametrize("where", ["artifacts/part", "artifacts", "programs/other/solution.py"])
 def test_a_program_reads_no_artifacts_and_no_neighbour(tmp_path: Path, where: str) -> None:
     own = tmp_path / "programs" / "own"
@@ -77,7 +75,7 @@ def test_a_program_reads_no_artifacts_and_no_neighbour(tmp_path: Path, where: st
         assert run(own, program).passed == passed, path
 
 
-@needs_questions
+@needs_questions("no fork is counted")
 @pytest.mark.parametrize(
     "way", ["os.fork() or time.sleep(600)", "threading.Thread(target=time.sleep, args=(600,)).start()"]
 )
@@ -106,7 +104,7 @@ FILLS = {
 
 
 @pytest.mark.parametrize("way", FILLS)
-@needs_landlock
+@needs_landlock("no file is kept from a program")
 def test_a_program_that_fills_the_disk_is_ended(tmp_path: Path, way: str) -> None:
     assert run(tmp_path, f"import os, time\nx = []\n{FILLS[way]}\ntime.sleep(600)").fate == "crashed"
 
