@@ -3,8 +3,8 @@
 - `scanning`: the ends of quotes and expansions. `parsing`: the commands of a script, which are `nodes`. `words`: expand
   a word. `parameters`: expand `${...}`. `patterns`: glob patterns and braces. `arithmetic`: `$((...))`.
   `conditions`: `[ ]` and `[[ ]]`.
-- `values`: variables, and text that is known only when the script runs. `builtins`: bash's own commands. `evaluation`:
-  follow a script, and collect the commands that it would start.
+- `values`: text that is known only when the script runs. `variables`: those of a script on its way. `builtins`: bash's
+  own commands. `evaluation`: follow a script, and collect the commands that it would start.
 
 No parser that is well kept fits: bashlex has the GPL and reads neither arithmetic nor arrays; tree-sitter's grammar of
 bash joins commands of two lines (`X="a" Y+=b` and the next). The tests compare this one with bash itself.

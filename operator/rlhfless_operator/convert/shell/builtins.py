@@ -2,19 +2,16 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rlhfless_operator.convert.shell.patterns import expand_braces
 from rlhfless_operator.convert.shell.scanning import end_of_word
 from rlhfless_operator.convert.shell.values import UnknownValueError, Value
-
-if TYPE_CHECKING:
-    from rlhfless_operator.convert.shell.evaluation import Shell
+from rlhfless_operator.convert.shell.variables import Variables
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]=]*)\])?(\+?)=", re.ASCII)
 
 
-def assign(shell: "Shell", found: re.Match[str], word: str, *, named: bool = False) -> None:
+def assign(variables: Variables, found: re.Match[str], word: str, *, named: bool = False) -> None:
     """Follow `NAME=...`, `NAME+=...`, `NAME=(...)` or `NAME[i]=...`.
 
     Args:
@@ -22,49 +19,50 @@ def assign(shell: "Shell", found: re.Match[str], word: str, *, named: bool = Fal
         named: whether an array has names for its items.
     """
     name, index, more = found[1], found[2], bool(found[3])
-    values, right = shell.state.values, word[found.end() :]
+    values, right = variables.state.values, word[found.end() :]
     before = values.get(name)
     if right.startswith("(") and index is None:
-        values[name] = _array(shell, right[1:-1], before if more else None, named=named or isinstance(before, dict))
+        values[name] = _array(variables, right[1:-1], before if more else None, named=named or isinstance(before, dict))
         return
-    text = shell.words.text(right)
+    text = variables.words.text(right)
     if index is not None:
-        _assign_item(shell, name, index, text, more=more)
+        _assign_item(variables, name, index, text, more=more)
     elif not more:
         values[name] = text
     elif isinstance(before, list):
         values[name] = [(before or [""])[0] + text, *before[1:]]
     else:
         old = before if isinstance(before, str) else ""
-        values[name] = str(_number(shell, old) + _number(shell, text)) if name in shell.numbers else old + text
+        is_number = name in variables.numbers
+        values[name] = str(_number(variables, old) + _number(variables, text)) if is_number else old + text
 
 
-def _number(shell: "Shell", text: str) -> int:
+def _number(variables: Variables, text: str) -> int:
     try:
-        return shell.words.number(text)
+        return variables.words.number(text)
     except UnknownValueError:
         return 0
 
 
-def _assign_item(shell: "Shell", name: str, index: str, text: str, *, more: bool) -> None:
-    values = shell.state.values
+def _assign_item(variables: Variables, name: str, index: str, text: str, *, more: bool) -> None:
+    values = variables.state.values
     before = values.setdefault(name, [])
     if isinstance(before, dict):
-        key = shell.words.text(index)
+        key = variables.words.text(index)
         before[key] = (before.get(key, "") if more else "") + text
         return
     items = [before] if isinstance(before, str) else before
     try:
-        place = shell.words.number(index)
+        place = variables.words.number(index)
     except UnknownValueError as error:
-        values[name] = shell.unknowns.add(str(error))
+        values[name] = variables.unknowns.add(str(error))
         return
     items += [""] * (place + 1 - len(items))
     items[place] = (items[place] if more else "") + text
     values[name] = items
 
 
-def _array(shell: "Shell", inner: str, before: Value | None, *, named: bool) -> Value:
+def _array(variables: Variables, inner: str, before: Value | None, *, named: bool) -> Value:
     words, at = [], 0
     while at < len(inner):
         if inner[at] in " \t\n":
@@ -82,89 +80,84 @@ def _array(shell: "Shell", inner: str, before: Value | None, *, named: bool) -> 
         old = dict(before) if isinstance(before, dict) else {}
         for pair, word in zip(pairs, words, strict=True):
             if pair is not None:
-                old[shell.words.text(pair[1])] = shell.words.text(word[pair.end() :])
+                old[variables.words.text(pair[1])] = variables.words.text(word[pair.end() :])
         return old
     items = [before] if isinstance(before, str) else list(before or [])
-    return items + [field for word in words for field in shell.words.fields(word)]
+    return items + [field for word in words for field in variables.words.fields(word)]
 
 
-def _declare(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _declare(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     """Follow `export`, `declare`, `local` and `readonly`, whose arguments are assignments."""
     flags = "".join(word for word in words[1:] if word.startswith("-"))
     for word in words[1:]:
         found = ASSIGNMENT.match(word)
         name = found[1] if found is not None else word
-        if fields[0] == "local" and shell.locals:
-            shell.locals[-1].setdefault(name, shell.state.values.get(name))
+        if fields[0] == "local" and variables.locals:
+            variables.locals[-1].setdefault(name, variables.state.values.get(name))
         if "i" in flags:
-            shell.numbers.add(name)
+            variables.numbers.add(name)
         if found is None:
             if "A" in flags and name.isidentifier():
-                shell.state.values[name] = {}
+                variables.state.values[name] = {}
             continue
         (one,) = expand_braces(word)[:1]
-        assign(shell, found, one if one.startswith(found[0] + "(") else word, named="A" in flags)
+        assign(variables, found, one if one.startswith(found[0] + "(") else word, named="A" in flags)
     return True
 
 
-def _unset(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _unset(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     for name in fields[1:]:
-        shell.state.values.pop(name, None)
+        variables.state.values.pop(name, None)
     return True
 
 
-def _shift(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _shift(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     count = int(fields[1]) if fields[1:] and fields[1].isdigit() else 1
-    if len(shell.state.arguments) < count:
+    if len(variables.state.arguments) < count:
         return False
-    shell.state.arguments = shell.state.arguments[count:]
+    variables.state.arguments = variables.state.arguments[count:]
     return True
 
 
-def _let(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _let(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     status: bool | None = True
     for text in fields[1:]:
-        status = shell.calculated(text)
+        status = variables.calculated(text)
     return status
 
 
-def _eval(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
-    shell.evaluate_text(" ".join(fields[1:]))
-    return None
-
-
-def _read(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _read(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     """Follow `read`, `mapfile` and `readarray`, which set variables to something unknown."""
     for name in fields[1:]:
         if name.isidentifier():
-            shell.state.values[name] = shell.unknowns.add(f"{fields[0]} reads {name}")
+            variables.state.values[name] = variables.unknowns.add(f"{fields[0]} reads {name}")
     return None
 
 
-def _set(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _set(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     if "--" in fields:
-        shell.state.arguments = fields[fields.index("--") + 1 :]
+        variables.state.arguments = fields[fields.index("--") + 1 :]
     return True
 
 
-def _source(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
-    shell.sourced.append(" ".join(fields))
+def _source(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
+    variables.sourced.append(" ".join(fields))
     return None
 
 
-def _true(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _true(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     return True
 
 
-def _false(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _false(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     return False
 
 
-def _unknown(shell: "Shell", words: list[str], fields: list[str]) -> bool | None:
+def _unknown(variables: Variables, words: list[str], fields: list[str]) -> bool | None:
     return None
 
 
-BUILTINS: dict[str, Callable[["Shell", list[str], list[str]], bool | None]] = {
+BUILTINS: dict[str, Callable[[Variables, list[str], list[str]], bool | None]] = {
     **dict.fromkeys(("export", "declare", "typeset", "local", "readonly"), _declare),
     **dict.fromkeys(("read", "mapfile", "readarray"), _read),
     **dict.fromkeys((":", "true"), _true),
@@ -173,7 +166,6 @@ BUILTINS: dict[str, Callable[["Shell", list[str], list[str]], bool | None]] = {
     "unset": _unset,
     "shift": _shift,
     "let": _let,
-    "eval": _eval,
     "set": _set,
     "shopt": _true,
     "getopts": _false,

@@ -30,8 +30,8 @@ from rlhfless_operator.convert.shell.nodes import (
 from rlhfless_operator.convert.shell.parsing import parse
 from rlhfless_operator.convert.shell.patterns import regular_expression
 from rlhfless_operator.convert.shell.scanning import ShellSyntaxError
-from rlhfless_operator.convert.shell.values import State, Unknowns, UnknownValueError, Value, is_known, joined
-from rlhfless_operator.convert.shell.words import Words
+from rlhfless_operator.convert.shell.values import State, Unknowns, is_known, joined
+from rlhfless_operator.convert.shell.variables import Variables
 
 _MOST_TURNS = 1000
 """Most turns of a loop; a script that repeats more is refused."""
@@ -80,7 +80,7 @@ def evaluate(text: str) -> tuple[list[Command], Unknowns, list[str]]:
     return shell.commands, shell.unknowns, shell.sourced
 
 
-class Shell:
+class Shell(Variables):
     """A script on its way.
 
     Args:
@@ -89,18 +89,10 @@ class Shell:
     """
 
     def __init__(self, state: State, *, arguments_unknown: bool = False) -> None:
-        self.state = state
-        self.unknowns = Unknowns()
-        self.words = Words(lambda: self.state, self.unknowns)
+        super().__init__(state)
         self.commands: list[Command] = []
         self.ended_early = False
         self.functions: dict[str, Node] = {}
-        self.locals: list[dict[str, Value | None]] = []
-        """The earlier values of the local variables of each function that is being called."""
-        self.numbers: set[str] = set()
-        """Variables that are numbers (`declare -i`)."""
-        self.sourced: list[str] = []
-        """Commands that read another script."""
         self._depth = 0
         if arguments_unknown:
             state.arguments = [self.unknowns.add("$1 and others are the script's arguments")]
@@ -116,11 +108,6 @@ class Shell:
         """Follow a script inside of this one, in a shell of its own."""
         with self._own_shell(), self._deeper():
             self.follow(parse(text))
-
-    def evaluate_text(self, text: str) -> None:
-        """Follow a text as a part of this script."""
-        with self._deeper():
-            self._all(parse(text))
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:
@@ -183,15 +170,6 @@ class Shell:
         for command in commands:
             status = self._group([command]) if len(commands) > 1 else self._one(command)
         return status
-
-    def calculated(self, text: str) -> bool | None:
-        """Follow arithmetic, and return whether it is not 0."""
-        try:
-            return self.words.number(text) != 0
-        except UnknownValueError as error:
-            for name in re.findall(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)", text, re.ASCII):
-                self.state.values[name] = self.unknowns.add(str(error))
-            return None
 
     def _either(self, ways: Sequence[Callable[[], bool | None]], reason: str) -> bool | None:
         """Follow each of several ways from here on; afterwards, what differs is unknown."""
@@ -327,6 +305,10 @@ class Shell:
             return self._call(fields)
         if fields[0] in ("exit", "return", "break", "continue"):
             self._leave(fields)
+        if fields[0] == "eval":
+            with self._deeper():
+                self._all(parse(" ".join(fields[1:])))
+            return None
         if (builtin := builtins.BUILTINS.get(fields[0])) is not None:
             return builtin(self, words, fields)
         self._start(node, fields)
