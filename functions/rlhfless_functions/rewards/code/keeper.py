@@ -22,6 +22,8 @@ _MOST_BYTES = 2**28
 """The most that a program may have in its folder."""
 _LOOK = 0.25
 """Seconds between looks at its folder."""
+_MEMORY_LOOK = 0.1
+"""Seconds between looks at its memory."""
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -43,7 +45,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...]) -> None:
+def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...], memory: int, out_of_memory: int) -> None:
     """Fork. Returns in the child, which is confined; the parent keeps it, and ends with it.
 
     Args:
@@ -51,6 +53,8 @@ def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...]) -> N
         code: the seccomp filter; empty without.
         asks: whether the filter asks the keeper.
         close: descriptors of the child alone.
+        memory: bytes that all of the program's processes may have together.
+        out_of_memory: exit code if they have more.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -69,7 +73,7 @@ def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...]) -> N
             os.close(ruleset)
         for descriptor in (0, 1, *close):
             os.close(descriptor)
-        _Keeper(child, keepers).keep()
+        _Keeper(child, keepers, memory, out_of_memory).keep()
     finally:
         _end_descendants()
         os._exit(1)
@@ -99,8 +103,10 @@ def _checked(result: int) -> int:
 
 
 class _Keeper:
-    def __init__(self, child: int, connection: socket.socket) -> None:
+    def __init__(self, child: int, connection: socket.socket, memory: int, out_of_memory: int) -> None:
         self._child = child
+        self._memory = memory
+        self._out_of_memory = out_of_memory << 8
         self._connection = connection
         self._status: int | None = None
         self._told = False
@@ -126,13 +132,13 @@ class _Keeper:
         if listener >= 0:
             self._poll.register(listener, select.POLLIN)
         self._reap()
-        look = time.monotonic() + _LOOK
+        look = memory_look = time.monotonic()
         while self._status is None:
             if self._told:
                 self._reap()
                 self._status = self._status or 0
                 break
-            for descriptor, event in self._poll.poll(1000 * _LOOK):
+            for descriptor, event in self._poll.poll(1000 * _MEMORY_LOOK):
                 if descriptor == self._woken:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._woken, 512)
@@ -141,6 +147,10 @@ class _Keeper:
                     self._decide(listener)
                 elif descriptor == listener:
                     self._poll.unregister(listener)
+            if self._status is None and time.monotonic() >= memory_look:
+                if _has_more(self._memory):
+                    self._status = self._out_of_memory
+                memory_look = time.monotonic() + _MEMORY_LOOK
             if self._status is None and time.monotonic() >= look:
                 if _too_much_written():
                     self._status = signal.SIGKILL
@@ -222,6 +232,32 @@ def _end_descendants() -> None:
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, 0)
+
+
+def _has_more(most: int) -> bool:
+    """Return whether the program's processes have more bytes of memory together.
+
+    Pages that a process shares with its forks count once, which takes the kernel longer to tell. So this is asked only
+    if there may be too many. A process that hides how it shares its pages has all of them.
+    """
+    pids = _descendants()
+    if sum(map(_resident, pids)) <= most:
+        return False
+    # One that has ended has neither.
+    return (
+        sum(_bytes_in(f"/proc/{pid}/smaps_rollup", b"Pss_Anon", b"Pss_Shmem") or _resident(pid) for pid in pids) > most
+    )
+
+
+def _resident(pid: int) -> int:
+    return _bytes_in(f"/proc/{pid}/status", b"RssAnon", b"RssShmem")
+
+
+def _bytes_in(file: str, *names: bytes) -> int:
+    """Return the sum of sizes that a file of /proc tells; 0 if it tells none."""
+    with contextlib.suppress(OSError), open(file, "rb") as lines:  # noqa: PTH123 - at each look
+        return sum(int(line.split()[1]) << 10 for line in lines if line.partition(b":")[0] in names)
+    return 0
 
 
 def _too_much_written() -> bool:

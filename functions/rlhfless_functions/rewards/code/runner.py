@@ -40,7 +40,13 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     keeper, values = importlib.import_module("keeper"), importlib.import_module("values") if more else None
     del sys.path[0]
-    keeper.split(int(rules), bytes.fromhex(code), asks=asks == "1", close=tuple(map(int, more)))
+    keeper.split(
+        *(int(rules), bytes.fromhex(code)),
+        asks=asks == "1",
+        close=tuple(map(int, more)),
+        memory=int(memory),
+        out_of_memory=OUT_OF_MEMORY,
+    )
     sys.argv[:] = ["solution.py"]
     source = Path("solution.py").read_text()
     if mode == "program":
