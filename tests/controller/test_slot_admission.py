@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import json
+import ssl
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from rlhfless_operator.controller.endpoints import SLOTS_PATH, serve_admission
@@ -73,6 +76,39 @@ async def test_pods_that_are_made_at_once_get_different_slots(client: KnativeCli
     admission = SlotAdmission(client)
     answers = await asyncio.gather(*(answer(admission, slotted_pod(namespace)) for _ in range(3)))
     assert {slots_in(each) for each in answers} == {f"rlhfless-default-{group}-0" for group in range(3)}
+
+
+async def test_four_hundred_pods_that_are_made_at_once_share_looks_and_get_all_slots_evenly(
+    client: KnativeClient, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in range(2):
+        for number in range(2):
+            await client.resource(CLAIMS).create(claim(namespace, "default", "gpu.test", group, number))
+    admission, looks = SlotAdmission(client), []
+    list_claims = admission._claims.list
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        looks.append(arguments)
+        return await list_claims(*arguments, **options)
+
+    monkeypatch.setattr(admission._claims, "list", counted)
+    trust = ssl.create_default_context(cadata=write_certificate(tmp_path).decode())
+    connector = aiohttp.TCPConnector(ssl=trust, limit=0)
+    async with (
+        serve_admission(0, tmp_path, None, admission) as port,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+
+        async def post() -> str:
+            request = {"uid": "u", "operation": "CREATE", "namespace": namespace, "object": slotted_pod(namespace)}
+            body = {"kind": "AdmissionReview", "request": request}
+            async with session.post(f"https://localhost:{port}{SLOTS_PATH}", json=body) as response:
+                assert response.status == 200, await response.text()
+                return slots_in((await response.json())["response"])
+
+        given = Counter(await asyncio.gather(*(post() for _ in range(400))))
+    assert set(given.values()) == {100}
+    assert len(looks) <= 400 / 4
 
 
 async def test_a_dry_run_takes_no_slot(client: KnativeClient, namespace: str) -> None:

@@ -28,10 +28,15 @@ SLOTS_PATH = "/slots"
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_REVIEW = 8 * 2**20
 """Largest request. An API server accepts requests of up to 3 MB, and a review may contain an object twice."""
-_AT_ONCE = 4
+_AT_ONCE = 32
 """Questions of a peer that a webhook answers at a time."""
-_MOST_WAITING = 256
+_LARGE = 2**18
+"""Bytes of a large question, as no pod of the operator's asks."""
+_LARGE_AT_ONCE = 4
+_MOST_WAITING = 1024
 """Questions of a peer that wait for an answer."""
+ANSWER_SECONDS = {ADMISSION_PATH: 1.5, SLOTS_PATH: 8.0}
+"""Seconds for an answer: a little less than the API server waits for one (`timeoutSeconds` in the chart)."""
 _RENEWAL_SECONDS = 60.0
 """Seconds between checks of the certificate's files."""
 
@@ -96,11 +101,16 @@ async def serve_admission(
 
     turns = PeerTurns()
 
-    def answering(review: Callable[[Any], Awaitable[dict[str, Any]]]) -> _Answer:
+    def answering(path: str, review: Callable[[Any], Awaitable[dict[str, Any]]]) -> _Answer:
+        seconds = ANSWER_SECONDS[path]
+
         async def answer(request: web.Request) -> web.Response:
+            large = request.content_length is None or request.content_length > _LARGE
             try:
-                async with turns.of(request.remote or ""):
+                async with asyncio.timeout(seconds), turns.of(request.remote or "", large=large):
                     return web.json_response(await review(await request.json()))
+            except TimeoutError:
+                return web.json_response({"error": f"no answer within {seconds:g} s"}, status=503)
             except TooManyQuestionsError as error:
                 return web.json_response({"error": str(error)}, status=429)
             except (ValueError, RecursionError) as error:
@@ -111,9 +121,9 @@ async def serve_admission(
 
     answers: dict[str, _Answer] = {}
     if grace_seconds is not None or topology_keys:
-        answers[ADMISSION_PATH] = answering(partial(_review, grace_seconds, topology_keys))
+        answers[ADMISSION_PATH] = answering(ADMISSION_PATH, partial(_review, grace_seconds, topology_keys))
     if slots is not None:
-        answers[SLOTS_PATH] = answering(slots.review)
+        answers[SLOTS_PATH] = answering(SLOTS_PATH, slots.review)
 
     try:
         files = _certificate(certificate)
@@ -145,8 +155,12 @@ class PeerTurns:
         self._peers: dict[str, _Peer] = {}
 
     @asynccontextmanager
-    async def of(self, address: str) -> AsyncIterator[None]:
+    async def of(self, address: str, *, large: bool = False) -> AsyncIterator[None]:
         """Wait for a turn of a peer, and have it as long as the context lasts.
+
+        Args:
+            address: the peer's.
+            large: whether the question takes much memory; fewer of these are answered at a time.
 
         Raises:
             TooManyQuestionsError: too many of its questions wait already.
@@ -156,7 +170,7 @@ class PeerTurns:
             raise TooManyQuestionsError(f"{peer.questions} questions of {address} wait already")
         peer.questions += 1
         try:
-            async with peer.turns:
+            async with peer.large_turns if large else peer.turns:
                 yield
         finally:
             peer.questions -= 1
@@ -168,6 +182,7 @@ class _Peer:
     def __init__(self) -> None:
         self.questions = 0
         self.turns = asyncio.Semaphore(_AT_ONCE)
+        self.large_turns = asyncio.Semaphore(_LARGE_AT_ONCE)
 
 
 async def _review(grace_seconds: int | None, topology_keys: Sequence[str], body: Any) -> dict[str, Any]:
