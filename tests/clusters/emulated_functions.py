@@ -60,6 +60,8 @@ class Emulation:
     """Further metrics of learning, by step."""
     remember: bool = True
     """Whether requests are kept."""
+    prompts: int = PROMPTS
+    """Prompts of a job's data."""
 
     def tasks(self, root: str) -> list[RunRequest]:
         """The requests of the job in the folder `root`."""
@@ -157,11 +159,12 @@ class EmulatedPlatform:
 def _result_of(request: RunRequest, emulation: Emulation) -> dict:
     match request:
         case MaterializeRequest():
-            counts = DataCounts(rows=PROMPTS)
+            prompts = emulation.prompts
+            counts = DataCounts(rows=prompts)
             with artifacts.publish(request.sink) as folder:
-                index = {"lengths": [5] * PROMPTS, "counts": counts.model_dump(), "prefixes": None}
+                index = {"lengths": [5] * prompts, "counts": counts.model_dump(), "prefixes": None}
                 artifacts.write_json(str(folder / "index.json"), index)
-            result = MaterializeResult(prompts=PROMPTS, dropped=0, uri=request.sink, counts=counts)
+            result = MaterializeResult(prompts=prompts, dropped=0, uri=request.sink, counts=counts)
         case GenerationRequest():
             result = GenerationResult(
                 finished=len(request.samples), unfinished=0, parts=[], prompt_tokens=1, response_tokens=1
