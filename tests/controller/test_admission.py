@@ -4,7 +4,6 @@ import asyncio
 import base64
 import copy
 import json
-import re
 import ssl
 import uuid
 from collections.abc import Iterator
@@ -16,17 +15,9 @@ import aiohttp
 import pytest
 
 from rlhfless_operator.controller.admission import review
-from rlhfless_operator.controller.endpoints import (
-    ADMISSION_PATH,
-    ANSWER_SECONDS,
-    SLOTS_PATH,
-    PeerTurns,
-    TooManyQuestionsError,
-    serve_admission,
-)
+from rlhfless_operator.controller.endpoints import ADMISSION_PATH, serve_admission
 from rlhfless_operator.controller.leadership import Election
 from rlhfless_operator.controller.main import Operator
-from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings, ClusterSettingsError
 from tests.clusters.control_plane import ApiServer, control_plane
 from tests.clusters.emulated_functions import Emulation
@@ -343,51 +334,6 @@ def test_an_api_server_creates_function_pods_that_go_quickly_and_creates_them_an
     assert created(server, function_pod())["terminationGracePeriodSeconds"] == 43200
     alone = created(server, staged(affinity=OWN_AFFINITY))
     assert alone["affinity"] == OWN_AFFINITY and "topologySpreadConstraints" not in alone
-
-
-async def test_the_api_server_waits_for_few_questions_of_another_peer() -> None:
-    turns, released, order = PeerTurns(), asyncio.Event(), []
-
-    async def ask(peer: str, *, large: bool = False) -> None:
-        async with turns.of(peer, large=large):
-            order.append(peer)
-            await released.wait()
-
-    flood = [asyncio.create_task(ask("10.0.0.66", large=number % 2 == 0)) for number in range(1024)]
-    await asyncio.sleep(0)
-    server = asyncio.create_task(ask("10.0.0.1"))
-    await asyncio.sleep(0)
-    assert order == ["10.0.0.66"] * (32 + 4) + ["10.0.0.1"]
-    with pytest.raises(TooManyQuestionsError, match=r"1024 questions of 10\.0\.0\.66 wait already"):
-        await ask("10.0.0.66")
-    released.set()
-    await asyncio.gather(server, *flood)
-    assert not turns._peers, "nothing is kept of peers that have gone"
-
-
-def test_the_webhooks_answer_before_the_api_server_gives_up() -> None:
-    chart = (Path(__file__).parents[2] / "charts/rlhfless/templates/webhooks.yaml").read_text()
-    waits = [float(seconds) for seconds in re.findall(r"timeoutSeconds: (\d+)", chart)]
-    for path, wait in zip((ADMISSION_PATH, SLOTS_PATH), waits, strict=True):
-        assert wait / 2 < ANSWER_SECONDS[path] < wait
-
-
-async def test_a_review_that_takes_too_long_is_refused_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_certificate(tmp_path)
-    monkeypatch.setitem(ANSWER_SECONDS, SLOTS_PATH, 0.1)
-
-    class Slow(SlotAdmission):
-        def __init__(self) -> None:
-            pass
-
-        async def review(self, body: Any) -> dict[str, Any]:
-            await asyncio.Event().wait()
-            return {}
-
-    async with serve_admission(0, tmp_path, None, Slow()) as port, aiohttp.ClientSession() as session:
-        context = trusting((tmp_path / "tls.crt").read_bytes())
-        async with session.post(f"https://localhost:{port}{SLOTS_PATH}", json={}, ssl=context) as response:
-            assert (response.status, await response.json()) == (503, {"error": "no answer within 0.1 s"})
 
 
 async def test_with_an_authority_of_clients_nobody_else_is_answered(tmp_path: Path) -> None:

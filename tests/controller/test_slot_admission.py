@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rlhfless_operator.controller.endpoints import SLOTS_PATH, serve_admission
+from rlhfless_operator.controller import slot_admission
+from rlhfless_operator.controller.endpoints import ANSWER_SECONDS, SLOTS_PATH, serve_admission
 from rlhfless_operator.controller.slot_admission import SlotAdmission
 from rlhfless_operator.knative import ForbiddenError, KnativeClient
 from rlhfless_operator.platforms.pods.pod_watch import PODS
@@ -84,6 +85,8 @@ async def test_four_hundred_pods_that_are_made_at_once_share_looks_and_get_all_s
     for group in range(2):
         for number in range(2):
             await client.resource(CLAIMS).create(claim(namespace, "default", "gpu.test", group, number))
+    monkeypatch.setitem(ANSWER_SECONDS, SLOTS_PATH, 600.0)
+    monkeypatch.setattr(slot_admission, "_MEMORY_SECONDS", 600.0)
     admission, looks = SlotAdmission(client), []
     list_claims = admission._claims.list
 
