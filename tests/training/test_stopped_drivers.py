@@ -22,9 +22,12 @@ from tests.training.stopped_driver import STEPS, drive_emulated
     "what",
     [
         "write_begun_job",
+        "_open_tracking",
+        "_forget_data",
         "model",
         "status.json",
         "results/step-000001/batch.json",
+        f"batches/step-{STEPS:06d}",
         "remove_garbage",
         "remove_lines",
         "summary.json",

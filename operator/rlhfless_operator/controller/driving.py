@@ -80,7 +80,7 @@ async def run_driver(
             updates.learnt_from(done, generation=resource.generation)
 
         show(journal.status)
-        updates.driven_by(run.driver)
+        updates.driven_by(run.lease.number)
         journal.on_status = show
         run.progress.on_stage = lambda: updates.under_way(run.progress.at_once)
         after = f" after step {journal.status.step}" if journal.status.step else ""

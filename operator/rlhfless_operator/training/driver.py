@@ -117,7 +117,7 @@ async def drive(
 async def _train_and_close(run: TrainingRun, journal: StepJournal) -> None:
     """Take all steps, write down why they end where they do, and let go of everything."""
     try:
-        journal.tracking = await asyncio.to_thread(_open_tracking, run, journal)
+        journal.tracking = await asyncio.to_thread(run.lease.fenced, _open_tracking, run, journal)
         await _train_under_lease(run, journal)
     except (asyncio.CancelledError, KeyboardInterrupt):
         await _leave(journal, "Interrupted", "stopped by its user; run it again to go on")
@@ -194,7 +194,7 @@ async def _train_in_time(run: TrainingRun, journal: StepJournal) -> None:
 
 def _open_tracking(run: TrainingRun, journal: StepJournal) -> Tracking:
     records = committed_records(run.folder, journal.status)
-    return open_tracking(run.job, run.folder.root, journal.status.uid, run.driver, records, run.progress.note)
+    return open_tracking(run.job, run.folder.root, journal.status.uid, run.lease.number, records, run.progress.note)
 
 
 def _may_pass(error: Exception) -> bool:

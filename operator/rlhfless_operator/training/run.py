@@ -56,8 +56,8 @@ class TrainingRun:
     """Number of instances that learn together."""
     progress: LiveProgress
     """Progress that the terminal view shows."""
-    driver: int
-    """Number of this driver's lease."""
+    lease: Lease
+    """The driver's right to the job."""
     relays: Relays
     """Chain in which instances pass new weights on."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
@@ -154,7 +154,7 @@ def open_run(
         *(job, folder, requests, platform, capacity, generators, preparers, prompts, cost_model, plans, prefixes),
         learners=learners,
         progress=progress,
-        driver=lease.number,
+        lease=lease,
         relays=relays,
     )
     return run, journal

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.artifacts.errors import writing
@@ -34,6 +34,8 @@ _LOOK_SECONDS = 1.0
 _UNREADABLE = "unreadable"
 """Start time of a process that this thread may not look at."""
 
+
+_Result = TypeVar("_Result")
 
 _held: set[str] = set()
 """URIs of the leases that drivers of this very process hold."""
@@ -127,8 +129,8 @@ class Lease:
         if artifacts.exists(self._files.next.fence):
             raise LeaseLostError("another driver has taken this job over; this one stops")
 
-    def fenced(self, write: Callable[..., object], *arguments: object) -> None:
-        """Write something, or remove something, under the lease.
+    def fenced(self, write: Callable[..., _Result], *arguments: object) -> _Result:
+        """Write something, or remove something, under the lease. Return what `write` returns.
 
         On a file system, nobody takes the job between the check and the write. In S3 somebody may, but then the write
         replaces nothing that the other has written. Any other store has neither locks nor conditions.
@@ -139,7 +141,7 @@ class Lease:
         with _alone(self._files.folder, fcntl.LOCK_SH):
             self.check()
             with artifacts.fenced_by(self.check):
-                write(*arguments)
+                return write(*arguments)
 
     def release(self) -> None:
         """Let the next driver in at once, one of this process even if the store does not answer."""

@@ -37,8 +37,7 @@ def _open_all(run: TrainingRun, journal: StepJournal, purposes: Sequence[Purpose
     except ValueError:
         if not journal.status.step:
             # The user will mend the dataset, and then it must be read again.
-            artifacts.remove(run.requests.materialize("training", 0).result)
-            artifacts.remove(run.folder.data("training"))
+            run.lease.fenced(_forget_data, run)
         raise
     for purpose in purposes:
         _tell(run, purpose)
@@ -46,6 +45,11 @@ def _open_all(run: TrainingRun, journal: StepJournal, purposes: Sequence[Purpose
         run.restore(artifacts.read_json(run.folder.progress(journal.status.step)))
         run.prompts.settle(journal.status.step)
     journal.read_records()
+
+
+def _forget_data(run: TrainingRun) -> None:
+    artifacts.remove(run.requests.materialize("training", 0).result)
+    artifacts.remove(run.folder.data("training"))
 
 
 def data_status(run: TrainingRun, purpose: Purpose) -> DataStatus | None:

@@ -168,7 +168,7 @@ async def _check_scored(run: TrainingRun, task: RolloutTask, prepared: Preparati
         # The generated samples stay. They are scored again once the rewards are mended.
         folder = run.folder.batches(task.step, task.purpose)
         forget = artifacts.remove if task.on_prepared is None else forget_prepared
-        await asyncio.to_thread(forget, folder)
+        await asyncio.to_thread(run.lease.fenced, forget, folder)
         raise
 
 
@@ -219,7 +219,7 @@ async def generate_and_prepare(
             _preparation_requests(run, task, plan, examples),
             prepared,
             instances=preparers,
-            driver=run.driver,
+            driver=run.lease.number,
             retries=run.spec.limits.retries,
             on_prepared=_on_prepared(run, task, journal),
         )
@@ -287,7 +287,7 @@ def _generation_settings(
 
     return GenerationSettings(
         sink_root=run.folder.rollouts(task.step, task.purpose),
-        driver=run.driver,
+        driver=run.lease.number,
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
         make_request=make_request,
