@@ -1,22 +1,23 @@
 """Writes that are made only while their writer has a right to them, such as a lease.
 
 On a file system a lock keeps others from taking the right between the check and the write. An object store has no
-locks. There a file is replaced only if it is still the one that was there before the check, with S3's conditional puts:
-a writer that was stopped in between can't replace what its successor has written.
+locks. There a file is replaced only if it is still the one that was there before the check, on a condition that S3,
+Google Cloud Storage and Azure know: a writer that was stopped in between can't replace what its successor has written.
 """
 
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from urllib.parse import quote
 
 import fsspec
 
 _TRIES = 5
 """Most tries to replace a file that changes meanwhile."""
-_CONDITIONAL = ("s3", "s3a")
-"""Protocols whose driver passes a condition on to the store."""
+_STORES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+"""Stores that know conditions, by the protocols of their drivers: s3fs, gcsfs, adlfs."""
 
 _check: ContextVar[Callable[[], None] | None] = ContextVar("fence", default=None)
 
@@ -49,19 +50,19 @@ def put(filesystem: fsspec.AbstractFileSystem, name: str, data: bytes) -> None:
         OSError: the store's.
     """
     check = _check.get()
-    if check is None or not _is_conditional(filesystem):
+    if check is None or _store(filesystem) is None:
         check_fence()
         filesystem.pipe_file(name, data)
         return
     for last in (*[False] * (_TRIES - 1), True):
-        condition = _present(filesystem, name)
+        write = _replacement(filesystem, name)
         check()
         try:
-            filesystem.pipe_file(name, data, **condition)
-        except OSError as error:
+            write(data)
+        except Exception as error:
             if _is_unknown(error):
                 filesystem.pipe_file(name, data)
-            elif not is_refused(error) or last:
+            elif not _is_changed(error) or last:
                 raise
             # If the answer of an earlier try was lost, this writer itself has changed it.
             elif not (filesystem.exists(name) and filesystem.cat_file(name) == data):
@@ -78,20 +79,46 @@ def is_refused(error: OSError) -> bool:
     return isinstance(error, FileExistsError | FileNotFoundError) or error.errno in (errno.EINVAL, errno.EEXIST)
 
 
-def _is_conditional(filesystem: fsspec.AbstractFileSystem) -> bool:
+def _is_changed(error: Exception) -> bool:
+    """Return whether a store has refused a write because the file has changed. Azure's error is no OSError."""
+    return is_refused(error) if isinstance(error, OSError) else getattr(error, "status_code", None) == 412
+
+
+def _store(filesystem: fsspec.AbstractFileSystem) -> str | None:
+    """Return which of the stores with conditions this is; None for any other."""
     protocol = filesystem.protocol
-    return any(name in _CONDITIONAL for name in ((protocol,) if isinstance(protocol, str) else protocol))
+    protocols = (protocol,) if isinstance(protocol, str) else protocol
+    return next((_STORES[name] for name in protocols if name in _STORES), None)
 
 
-def _present(filesystem: fsspec.AbstractFileSystem, name: str) -> dict[str, Any]:
-    """Return the condition that a file is still the one that is there now, or that there is still none."""
+def _replacement(filesystem: fsspec.AbstractFileSystem, name: str) -> Callable[[bytes], object]:
+    """Return a write on the condition that the file is still the one that is there now, or that there is still none."""
     try:
-        return {"IfMatch": filesystem.info(name)["ETag"]}
+        found = filesystem.info(name)
     except FileNotFoundError:
-        return {"IfNoneMatch": "*"}
+        return partial(filesystem.pipe_file, name, mode="create")
+    store = _store(filesystem)
+    if store == "gcs":
+        return partial(_replace_in_gcs, filesystem, name, found["generation"])
+    if store == "azure":
+        from azure.core import MatchConditions
+
+        condition = {"etag": found["etag"], "match_condition": MatchConditions.IfNotModified}
+    else:
+        condition = {"IfMatch": found["ETag"]}
+    return partial(filesystem.pipe_file, name, **condition)
 
 
-def _is_unknown(error: OSError) -> bool:
+def _replace_in_gcs(filesystem: fsspec.AbstractFileSystem, name: str, generation: str, data: bytes) -> None:
+    # The driver's own write can't tell which generation it replaces.
+    bucket, key, _ = filesystem.split_path(name)
+    place = filesystem.base.replace("/storage/v1/", f"/upload/storage/v1/b/{quote(bucket, safe='')}/o")
+    condition = {"uploadType": "media", "name": key, "ifGenerationMatch": generation}
+    headers = {"Content-Type": "application/octet-stream"}
+    filesystem.call("POST", place, headers=headers, data=data, **condition)
+
+
+def _is_unknown(error: Exception) -> bool:
     """Return whether a store knows no such condition."""
     response = getattr(error.__cause__, "response", {})
-    return response.get("Error", {}).get("Code") == "NotImplemented"
+    return isinstance(response, dict) and response.get("Error", {}).get("Code") == "NotImplemented"

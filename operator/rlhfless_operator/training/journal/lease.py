@@ -6,7 +6,7 @@ machine, or if this driver has watched it for `LEASE_SECONDS` without a renewal.
 of two machines may differ by any time.
 
 The number is the fence: before it writes or removes anything, the holder checks for the next number. On a file system,
-no lease is taken between the check and the write; in S3, conditional puts refuse a write that comes too late
+no lease is taken between the check and the write; S3, Google Cloud Storage and Azure refuse a write that comes too late
 (`Lease.fenced`). Leases are never removed. So nothing depends on a list of them, which a store may give as it was a
 moment ago.
 """
@@ -132,8 +132,9 @@ class Lease:
     def fenced(self, write: Callable[..., _Result], *arguments: object) -> _Result:
         """Write something, or remove something, under the lease. Return what `write` returns.
 
-        On a file system, nobody takes the job between the check and the write. In S3 somebody may, but then the write
-        replaces nothing that the other has written. Any other store has neither locks nor conditions.
+        On a file system, nobody takes the job between the check and the write. In S3, Google Cloud Storage and Azure
+        somebody may, but then the write replaces nothing that the other has written. Any other store has neither locks
+        nor conditions, and no store has a condition for removals.
 
         Raises:
             LeaseLostError: another driver has the job now; nothing is written.
