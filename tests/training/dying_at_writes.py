@@ -22,8 +22,13 @@ from rlhfless_operator.local.local_run import JobFinishedError
 from tests.training.whole_jobs import folder_of, run_job
 
 
+def _as_drivers_name(path: str) -> str:
+    """Return a path that is the same for each driver."""
+    return re.sub(r"^leases/\d+", "leases/N", path)
+
+
 class Deaths:
-    """Where drivers have died.
+    """Where processes have died.
 
     Args:
         file: has a line for each place.
@@ -34,33 +39,29 @@ class Deaths:
     def __init__(self, file: Path, root: Path, share: int) -> None:
         self._file, self._root, self._share = file, root, share
         file.touch()
-        self._known = set(file.read_text().splitlines())
 
     def at(self, place: str) -> None:
-        """Die here, unless a driver has."""
-        if place in self._known or zlib.crc32(place.encode()) % self._share:
+        """Die here, unless a process has."""
+        if zlib.crc32(place.encode()) % self._share or place in self._file.read_text().splitlines():
             return
         with self._file.open("a") as lines:
             lines.write(f"{place}\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def around(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """Die before and after an operation on a file."""
+    def around(
+        self, name: str, operation: Callable[..., Any], place: Callable[[str], str] = _as_drivers_name
+    ) -> Callable[..., Any]:
+        """Die before and after an operation on a file, whose `place` is the same for each process."""
 
         def dying(uri: str, *arguments: Any, **named: Any) -> Any:
             path = str(uri).removeprefix(f"{self._root}/")
-            what = f"{name} {_place(path)}{_content(path, arguments)}"
+            what = f"{name} {place(path)}{_content(path, arguments)}"
             self.at(f"before {what}")
             result = operation(uri, *arguments, **named)
             self.at(f"after {what}")
             return result
 
         return dying
-
-
-def _place(path: str) -> str:
-    """Return a path that is the same for each driver."""
-    return re.sub(r"^leases/\d+", "leases/N", path)
 
 
 def _content(path: str, arguments: tuple[Any, ...]) -> str:

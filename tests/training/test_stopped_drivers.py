@@ -29,7 +29,7 @@ from tests.training.stopped_driver import STEPS, drive_emulated
         "results/step-000001/batch.json",
         f"batches/step-{STEPS:06d}",
         "remove_garbage",
-        "remove_lines",
+        "remove_leftovers",
         "summary.json",
     ],
 )

@@ -21,6 +21,7 @@ WARM = (
     "rlhfless_operator",
     "tests.learning.gang_member",
     "tests.learning.moving_rank",
+    "tests.training.altered_functions",
 )
 """Modules that the server runs: they import torch, or start what does."""
 

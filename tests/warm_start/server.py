@@ -38,7 +38,11 @@ _IMPORTED = (
 )
 """What those that are forked find in memory."""
 _LARGEST_REQUEST = 200_000
-_TOLD_THEIR_PARENT = ("rlhfless_functions.learning.rank_process", "rlhfless_functions.serving.fork_server")
+_TOLD_THEIR_PARENT = (
+    "rlhfless_functions.learning.rank_process",
+    "rlhfless_functions.serving.fork_server",
+    "tests.training.altered_functions",
+)
 """Modules whose first argument is the process that they are to end with."""
 
 

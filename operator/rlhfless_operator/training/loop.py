@@ -8,7 +8,7 @@ from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.asynchronous.loop import take_steps_asynchronously
-from rlhfless_operator.training.journal.garbage import remove_lines
+from rlhfless_operator.training.journal.garbage import remove_leftovers
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
@@ -55,7 +55,7 @@ async def train(run: TrainingRun, journal: StepJournal) -> None:
     for stage in ("generation", "preparation"):
         await run.capacity.finish(stage)
     await export(run, journal)
-    await asyncio.to_thread(journal.lease.fenced, remove_lines, run.folder)
+    await asyncio.to_thread(journal.lease.fenced, remove_leftovers, run.folder)
     await journal.update_status(phase="Succeeded", stage=None)
 
 

@@ -20,13 +20,14 @@ def remove_remains(folder: JobFolder) -> None:
     artifacts.sweep(folder.root, [folder.root])
 
 
-def remove_lines(folder: JobFolder) -> None:
-    """Remove the lines of all versions, once no instance fetches any.
+def remove_leftovers(folder: JobFolder) -> None:
+    """Remove the lines of all versions, once no instance fetches any, and what killed instances left half-written.
 
-    They are a few empty files, and no reason for a job to fail.
+    Neither is a reason for a job to fail.
     """
     with suppress(artifacts.ArtifactError):
         artifacts.remove(folder.file("lines"))
+        remove_remains(folder)
 
 
 @dataclass(frozen=True)
