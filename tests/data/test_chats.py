@@ -232,7 +232,7 @@ def test_messages_as_a_json_text_are_read_and_said(chat_tokenizer: PreTrainedTok
     source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "[1, 2]"}, {"prompt": json.dumps([USER])}])
     text, chat = prompts_of(source, chat_tokenizer)[0]
     assert (text.text, chat.text, chat.messages) == ("[1, 2]", "u:1+1=\na:", [USER])
-    (note,) = notes_of(source, chat_tokenizer)
+    note, _ = notes_of(source, chat_tokenizer)
     assert note == "1 prompts are JSON texts of chat messages (first line 2); they were read as messages"
 
 
@@ -286,6 +286,6 @@ def test_begun_thoughts_are_said_with_the_rewards_that_do_not_see_them(
     source = write_jsonl(tmp_path / "a.jsonl", [{"prompt": [USER]}])
     form = RewardSettings(name="form", format=FormatReward(pattern=".*"))
     own = RewardSettings(name="own", python=PythonReward(file="r.py"))
-    (note,) = notes_of(source, chat_tokenizer, rewards=[form])
+    note, _ = notes_of(source, chat_tokenizer, rewards=[form])
     assert note.endswith("format rewards put it before the response")
     assert "functions of your own (own)" in notes_of(source, chat_tokenizer, rewards=[form, own])[0]

@@ -36,6 +36,7 @@ from rlhfless_functions.data.dataset_files import (
     prompt_column,
 )
 from rlhfless_functions.data.left_out import TruthCheck, check_what_rewards_need, is_empty
+from rlhfless_functions.data.lost_characters import lost_characters
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rows import Row, lookup, surrogate_fault
 from rlhfless_functions.data.thoughts import begun_thoughts
@@ -142,6 +143,7 @@ def _prompts_of(
     notes = list(_notes(table, tokenizer, {number: conversations[number] for number in kept}, texts, rewards))
     plain = [number for number in kept if conversations[number].messages is None]
     notes += _marked(table, tokenizer, {number: tokens[number] for number in plain})
+    notes += lost_characters(table, tokenizer, {number: texts[number] for number in kept})
     chats = sum(prompt.messages is not None for prompt in prompts)
     return prompts, counts.model_copy(
         update={"notes": notes, "chats": chats, "filtered": table.filtered, "sizes": [len(prompts)]}
