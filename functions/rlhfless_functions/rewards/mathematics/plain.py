@@ -35,6 +35,11 @@ _OPEN, _CLOSE = "([{", ")]}"
 def to_latex(text: str) -> str:
     """Rewrite plain notation: `2*sqrt(3)`, `x**2`, `1e-5`, `1 1/2`, `½`, `x²`, `2π`, `(-inf, 2]`, `1,000`. LaTeX stays
     as it is."""
+    text = re.sub(
+        r"(\\[a-zA-Z]+)?\\(?:mathrm|operatorname)\s*\{\s*([ie])\s*\}",
+        lambda found: f"{found[1]} {found[2]}" if found[1] else found[2],
+        text,
+    )
     for sign, command in _SIGNS.items():
         text = text.replace(sign, command)
     text = re.sub(r"(?<=\d)(?=[½⅓⅔¼¾⅕⅛⅜⅝⅞⅙⅚])", " ", text)

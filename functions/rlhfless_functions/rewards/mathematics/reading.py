@@ -26,7 +26,8 @@ _WRAPPED = re.compile(
 _NOISE = re.compile(
     r"\\(?:displaystyle|textstyle|left|right|bigl|bigr|Bigl|Bigr|big|Big|limits)(?![a-zA-Z])|\\(?:hspace|vspace)\{[^}]*\}"
 )
-_SPACES = re.compile(r"\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|(?<!\d)\\,|\\,(?!\d{3})|\s+")
+_SPACES = re.compile(r"(?<!\\)\\(?:[;: ]|q?quad(?![a-zA-Z]))|~|(?<![\d\\])\\,|(?<!\\)\\,(?!\d{3})|\s+")
+"""LaTeX's spaces. After a backslash, such as of a matrix's `\\\\ `, there is none."""
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::\d{2})?\s*(?:([ap])\.?\s*m\.?)?", re.I)
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[\s'’,.\-()])*")
 _CHOICE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
@@ -88,7 +89,7 @@ def _stripped(text: str) -> str:
         if _FORMULAS.fullmatch(text):
             text = re.sub(r"(?<!\\)\$", "", text)
         text = re.sub(r"\{\\(?:bf|rm|it|sf)\s+([^{}]*)\}", r"\1", text).removesuffix("\\\\")
-        text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text)).strip()
+        text = _SPACES.sub(" ", re.sub(r"(?<!\\)\\!\s*", "", text)).strip()
         if text == before:
             return text
 

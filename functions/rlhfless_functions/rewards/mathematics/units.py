@@ -55,6 +55,10 @@ _FRACTION = r"[-+]?\d*\s*\\frac\{\d+\}\{\d+\}"
 _WORD = r"[A-Za-z]+(?:\s*\^\s*\{?\d\}?)?"
 _UNIT = rf"{_WORD}(?:(?:\s+|-|/|\s*/\s*){_WORD}){{0,3}}"
 _COUNTED = re.compile(rf"({_NUMBER}|{_FRACTION})(\s*)({_UNIT})\.?")
+_ENCLOSED = re.compile(
+    rf"({_NUMBER}|{_FRACTION})\s*\(\s*([A-Za-z]{{4,}}|[A-Za-z]+(?:\s+[A-Za-z]+)+|[ckm]?m|ft|kg)\s*\)"
+)
+"""A number with what is counted in brackets, as in ASDiv: `9 (apples)`."""
 _TEXT_UNIT = re.compile(
     r"(.*[\d})a-zA-Z])\s*(?:\\[ ,;!~])*\s*\\(?:text|mathrm|textrm|mbox|textbf|rm)\s*\{([^{}]*)\}(\^\{?\d\}?)?"
 )
@@ -106,6 +110,8 @@ def split_unit(text: str) -> Measured:
         glued = not space and _canonical(words) == ""
         if not glued and not _reserved(words) and not (len(words) == 1 and (not space or words not in _SINGLE)):
             return _with_words(number, words)
+    if (found := _ENCLOSED.fullmatch(text)) and not _reserved(words := found[2].partition(" of ")[0]):
+        return _with_words(found[1], words)
     if found := _KNOWN_UNIT.fullmatch(text):
         return Measured(found[1], _canonical(found[2] + (found[3] or "")))
     return Measured(text)
