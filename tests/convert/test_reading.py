@@ -96,6 +96,19 @@ def test_overrides_that_bash_does_not_pass_are_named(tmp_path: Path) -> None:
         ("run.sh", "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a", "starts no training that is known"),
         ("run.sh", f"{VERL} data.seed='1", "can't be read as a shell script"),
         ("run.sh", "trl grpo --config grpo.yaml", "takes its fields from grpo.yaml, which is not here"),
+        (
+            "zero3.yaml",
+            "machine_rank: 0\nmixed_precision: bf16\nnum_processes: 8",
+            "none of TRL's GRPO",
+        ),
+        (".pre-commit-config.yaml", "ci: {}\nrepos: []", r"\(ci, repos\).*name its framework with --from"),
+        ("critic.yaml", "_target_: verl.Critic\nstrategy: fsdp\noptim: {lr: 1e-5}", "has none of verl's sections"),
+        (
+            "sft.yaml",
+            "model_name_or_path: a/b\nlearning_rate: 1e-5\npacking: true",
+            "another training than GRPO.*packing",
+        ),
+        ("dpo.yaml", "model_name_or_path: a/b\nbeta: 0.1\nmax_length: 9", "another training than GRPO.*max_length"),
         ("train.py", "x = (", "is no Python"),
         ("train.py", "print(1)", "has no GRPOConfig"),
         ("train.py", "GRPOConfig(seed=1)\nGRPOConfig(seed=2)", r"has 2 GRPOConfig\(...\) \(lines 1, 2\)"),
@@ -104,6 +117,19 @@ def test_overrides_that_bash_does_not_pass_are_named(tmp_path: Path) -> None:
 def test_what_can_not_be_read_is_refused_with_the_remedy(name: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnreadableConfigurationError, match=message):
         read(tmp_path, name, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["learning_rate: 1e-5", "my_own: 1\nbeta: 0.1", "packing: true\nnum_generations: 8", "num_processes: 8\nbeta: 0"],
+)
+def test_yaml_of_grpo_needs_no_more_than_its_fields(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, "grpo.yaml", text).peer == "trl"
+
+
+def test_whoever_names_the_framework_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("mine: 1\nyours: 2\npacking: true")
+    assert read_configuration(tmp_path / "own.yaml", "trl").peer == "trl"
 
 
 def test_the_same_training_twice_is_one(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def table(conversion: Conversion) -> str:
     lines = [f"{theirs:<{wide[0]}}  {ours:<{wide[1]}}  {note}".rstrip() for theirs, ours, note in rows]
     lines += [f"! {_one_line(line)}" for line in _lost(conversion)]
     if defaults:
-        lines.append(f"written as {conversion.peer}'s defaults: {', '.join(_theirs(line) for line in defaults)}")
+        lines.append(f"written as the defaults of {conversion.peer}: {', '.join(_theirs(line) for line in defaults)}")
     return "\n".join(lines)
 
 
