@@ -130,6 +130,11 @@ def test_a_missing_bucket_is_named(tokenizer: PreTrainedTokenizerBase, s3: str, 
         ({"problem": "1+1=", "solution": "2"}, {}, "1+1=", "2"),
         ({"problem": "1+1=", "answer": "2", "solution": "so 2"}, {}, "1+1=", "2"),
         ({"problem": "other", "question": "1+1="}, {}, "1+1=", None),
+        ({"problem": "1+1=", "expected_answer": "2", "generated_solution": "so 3"}, {}, "1+1=", "2"),
+        ({"question": "1+1=", "final_answer": ["2"], "solution": ["so 2"]}, {}, "1+1=", ["2"]),
+        ({"question": "1+1=", "reference_answer": "2", "answer": "so 3"}, {}, "1+1=", "2"),
+        ({"question": "1+1=", "correct_answer": "2"}, {}, "1+1=", "2"),
+        ({"question": "1+1=", "gt_answer": 2}, {}, "1+1=", 2),
         ({"prompt": "1+1=", "question": "other", "label": 2}, {}, "1+1=", 2),
         ({"prompt": "1+1=", "reward_model": {"style": "rule", "ground_truth": "2"}}, {}, "1+1=", "2"),
         ({"prompt": "1+1=", "reward_spec": {"ground_truth": ["2"]}}, {}, "1+1=", ["2"]),
@@ -167,15 +172,24 @@ def test_of_several_usual_names_the_one_that_counts_is_told(tokenizer: PreTraine
     assert notes_of(empty, tokenizer) == [], "a column without a value is none"
 
 
-def test_where_the_column_that_counts_is_of_no_use_the_other_is_named(
+def test_chats_that_hold_the_answers_are_the_prompt_only_if_nothing_else_is(
     chat_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    """NuminaMath's rows have `messages` with the answer, and `problem`."""
-    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
-    row = {"problem": "1+1=", "solution": "2", "messages": messages}
-    told = fault(write_jsonl(tmp_path / "a.jsonl", [row]), chat_tokenizer)
-    assert "1 end with the assistant's message" in told or "answered" in told
-    assert "The prompt is column 'messages'; 'problem' could be it too: set data.promptColumn" in told
+    """NuminaMath's and OpenR1-Math's rows have `messages` with the answer, and `problem`."""
+    answered = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    row = {"problem": "1+1=", "solution": "2", "messages": answered}
+    source = write_jsonl(tmp_path / "a.jsonl", [row])
+    ((prompt,), _) = prompts_of(source, chat_tokenizer)
+    assert prompt.text == "1+1="
+    (note,) = notes_of(source, chat_tokenizer)
+    assert note.startswith("the prompt is column 'problem'; 'messages' could be it too: set data.promptColumn")
+    ((prompt,), _) = prompts_of(source, chat_tokenizer, answered_prompts="continue")
+    assert prompt.text == "u:1\na:2"
+    some = write_jsonl(tmp_path / "b.jsonl", [row, {**row, "messages": answered[:1]}])
+    ((prompt,), dropped) = prompts_of(some, chat_tokenizer)
+    assert (prompt.text, dropped) == ("u:1\na:", 1)
+    alone = write_jsonl(tmp_path / "c.jsonl", [{"messages": answered, "question": None}])
+    assert "1 ending with the assistant's message" in fault(alone, chat_tokenizer)
 
 
 @pytest.mark.parametrize(

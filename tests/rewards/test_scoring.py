@@ -212,6 +212,27 @@ def test_verls_form_is_chosen_by_style(scorer: RewardScorer, tmp_path: Path) -> 
     assert (scores.metrics["reward/mine/length/sum"], scores.metrics["reward/mine/length/count"]) == (5.0, 2.0)
 
 
+@pytest.mark.parametrize("where", ["{}", "memory:/{}"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def extract(solution_str): return solution_str[-1]\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return float(extract(solution_str) == '4')",
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        "    return [float(each == '4') for each in solution_strs]",
+        "def reward_func(queries, prompts, labels): return {'rewards': [float(each[-1] == '4') for each in queries]}",
+        "async def accuracy(completions, **columns): return [float(each == '4') for each in completions]",
+    ],
+)  # fmt: skip
+def test_a_files_only_reward_needs_no_name(scorer: RewardScorer, tmp_path: Path, code: str, where: str) -> None:
+    place = where.format(tmp_path / "mine.py")
+    with fsspec.open(place, "w") as file:
+        file.write(code)
+    mine = RewardSettings(name="mine", python=PythonReward(file=place))
+    assert score(scorer, [mine], make_group(0, "4", "5")).totals == [[1.0, 0.0]]
+
+
 def test_math_runs_where_its_alarms_work(scorer: RewardScorer) -> None:
     math = RewardSettings(name="math", math=MathReward())
     assert score(scorer, [math], make_group(0, r"\boxed{4}"), make_group(1, "5")).totals == [[1.0], [0.0]]

@@ -62,7 +62,7 @@ def test_every_source_and_reward_tells_its_own_fault_and_prompts_are_shown_besid
     assert "missing.jsonl" in text
     for reward in ("'right' (math)", "'same' (exactMatch)"):
         assert f"line 7 has no ground truth in column 'answer', which reward {reward} needs" in text
-        assert f"{none} has no ground truth (no column ground_truth, answer" in text
+        assert f"{none} has no ground truth (no column ground_truth, expected_answer" in text
     assert len(result.faults) == len(set(result.faults)) == 6
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from typing import NoReturn
 
 import pyarrow as pa
 from fsspec.compression import compr
@@ -290,15 +291,23 @@ _READERS: dict[str, Callable[[str], _Rows]] = {
 # --- columns -----------------------------------------------------------------------------------------------------
 
 
-def prompt_column(table: Table) -> str:
+def prompt_column(table: Table, *, continued: bool = False) -> str:
     """Return the column of the prompt.
+
+    Args:
+        table: the source.
+        continued: whether the model continues answers. If not, a column whose chats are all answered counts last.
 
     Raises:
         TaskError: there is no such column.
     """
-    return _column(table, table.reading.prompt_column, PROMPT_COLUMNS, "data.promptColumn") or _no_column(
-        table, f"no prompt column (one of {', '.join(PROMPT_COLUMNS)})", "data.promptColumn"
-    )
+    named = table.reading.prompt_column
+    if named is not None:
+        return named if _is_there(table, named) else _no_column(table, f"no column {named!r}", "data.promptColumn")
+    usual = _prompt_columns(table, continued=continued)
+    if not usual:
+        _no_column(table, f"no prompt column (one of {', '.join(PROMPT_COLUMNS)})", "data.promptColumn")
+    return usual[0]
 
 
 def ground_truth_column(table: Table) -> str | None:
@@ -307,17 +316,20 @@ def ground_truth_column(table: Table) -> str | None:
     Raises:
         TaskError: the job names a column that does not exist.
     """
-    return _column(table, table.reading.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn")
+    named = table.reading.ground_truth_column
+    if named is not None and not _is_there(table, named):
+        _no_column(table, f"no column {named!r}", "data.groundTruthColumn")
+    return named or next(iter(_those_there(table, GROUND_TRUTH_COLUMNS)), None)
 
 
-def choices_of_columns(table: Table) -> Iterator[str]:
+def choices_of_columns(table: Table, *, continued: bool = False) -> Iterator[str]:
     """Yield a remark for each column with a meaning that has several of its usual names: which one was taken."""
-    for what, named, usual, setting in (
-        ("prompt", table.reading.prompt_column, PROMPT_COLUMNS, "data.promptColumn"),
-        ("ground truth", table.reading.ground_truth_column, GROUND_TRUTH_COLUMNS, "data.groundTruthColumn"),
+    prompts, truths = _prompt_columns(table, continued=continued), _those_there(table, GROUND_TRUTH_COLUMNS)
+    for what, named, found, setting in (
+        ("prompt", table.reading.prompt_column, prompts, "data.promptColumn"),
+        ("ground truth", table.reading.ground_truth_column, truths, "data.groundTruthColumn"),
     ):
-        found = [] if named is not None else [column for column in usual if _is_there(table, column)]
-        if len(found) > 1:
+        if named is None and len(found) > 1:
             taken, *others = found
             yield (
                 f"the {what} is column {taken!r}; {' and '.join(map(repr, others))} could be it too: set {setting} to"
@@ -325,17 +337,31 @@ def choices_of_columns(table: Table) -> Iterator[str]:
             )
 
 
-def _column(table: Table, named: str | None, usual: Iterable[str], setting: str) -> str | None:
-    if named is not None:
-        return named if _is_there(table, named) else _no_column(table, f"no column {named!r}", setting)
-    return next((column for column in usual if _is_there(table, column)), None)
+def _prompt_columns(table: Table, *, continued: bool) -> list[str]:
+    """Return the columns that may be the prompt, the likeliest first."""
+    found = _those_there(table, PROMPT_COLUMNS)
+    return found if continued else sorted(found, key=lambda column: _is_answered(table, column))
+
+
+def _is_answered(table: Table, column: str) -> bool:
+    """Return whether all values of a column are chats that end with the assistant's message."""
+    values = [value for row in table.rows if (value := lookup(row, column)) is not None]
+    return all(isinstance(value, list) and value and _role(value[-1]) == "assistant" for value in values)
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _those_there(table: Table, columns: Iterable[str]) -> list[str]:
+    return [column for column in columns if _is_there(table, column)]
 
 
 def _is_there(table: Table, column: str) -> bool:
     return any(lookup(row, column) is not None for row in table.rows)
 
 
-def _no_column(table: Table, lack: str, setting: str) -> str:
+def _no_column(table: Table, lack: str, setting: str) -> NoReturn:
     raise invalid(f"{table.source} has {lack}; it has {', '.join(table.columns)}: set {setting} to one of them")
 
 

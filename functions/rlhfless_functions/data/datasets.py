@@ -103,7 +103,8 @@ def _prompts_of(
     rewards: Sequence[RewardSettings],
     unreadable: TruthCheck | None,
 ) -> tuple[list[Prompt], DataCounts]:
-    column, truth = prompt_column(table), ground_truth_column(table)
+    continued = data.answered_prompts == "continue"
+    column, truth = prompt_column(table, continued=continued), ground_truth_column(table)
     left_out: dict[int, str] = {}
     conversations: dict[int, Conversation] = {}
     form = PromptForm(table.reading.system_prompt, table.reading.chat_template_kwargs)
@@ -140,7 +141,8 @@ def _prompts_of(
     if unusable:
         _log.warning("columns %s have values that JSON can't hold; rewards don't get them", ", ".join(sorted(unusable)))
     counts = _counts(table, left_out, kept, truth)
-    notes = list(_notes(table, tokenizer, {number: conversations[number] for number in kept}, texts, rewards))
+    notes = list(choices_of_columns(table, continued=continued))
+    notes += _notes(table, tokenizer, {number: conversations[number] for number in kept}, texts, rewards)
     plain = [number for number in kept if conversations[number].messages is None]
     notes += _marked(table, tokenizer, {number: tokens[number] for number in plain})
     notes += lost_characters(table, tokenizer, {number: texts[number] for number in kept})
@@ -181,7 +183,6 @@ def _notes(
     rewards: Sequence[RewardSettings],
 ) -> Iterator[str]:
     """Yield remarks for people on how the prompts were read."""
-    yield from choices_of_columns(table)
     if table.filtered:
         yield f"data.filter left out {table.filtered} of {table.filtered + len(table.rows)} rows"
     as_json = [number for number, each in conversations.items() if each.was_json]
@@ -270,7 +271,8 @@ def _fitting(
         )
     if not kept:
         counts = _counts(table, left_out, [], None)
-        hints = "".join(f". {each[0].upper()}{each[1:]}" for each in choices_of_columns(table))
+        choices = choices_of_columns(table, continued=data.answered_prompts == "continue")
+        hints = "".join(f". {each[0].upper()}{each[1:]}" for each in choices)
         raise invalid(f"no row of {table.source} is a usable prompt: {counts.reasons}. {counts.remedies}{hints}")
     for number in kept:
         if positions is not None and len(tokens[number]) + sampling.max_response_tokens > positions:

@@ -12,13 +12,19 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 """Names of the prompt's column; the first that exists counts."""
 GROUND_TRUTH_COLUMNS = (
     "ground_truth",
+    "expected_answer",
+    "final_answer",
+    "reference_answer",
+    "correct_answer",
+    "gt_answer",
     "answer",
     "solution",
     "label",
     "reward_model.ground_truth",
     "reward_spec.ground_truth",
 )
-"""Names of the ground truth's column; the first that exists counts. A dot separates a nested column from its parent."""
+"""Names of the ground truth's column; the first that exists counts. A name that says more comes before `answer`, which
+may be a model's beside it. A dot separates a nested column from its parent."""
 
 Row = dict[str, Any]
 

@@ -1,5 +1,6 @@
 """Find the user's file, run it once, and return its function."""
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -7,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from rlhfless_functions.rewards.signatures import DEFAULT, usual_function
 
 _MODULE = "rlhfless_user_reward"
 _FINDER = """import importlib.util, sys
@@ -23,14 +26,14 @@ class SourceError(Exception):
     """The file or its function can't be used; the message says why and what to do."""
 
 
-def load_function(file: str, function: str, scratch: Path, text: str | None = None) -> Callable[..., Any]:
+def load_function(file: str, function: str | None, scratch: Path, text: str | None = None) -> Callable[..., Any]:
     """Run a Python file and return one of its functions.
 
     New processes find the file's functions and classes, too: those of pools that spawn, of a fork server and of joblib.
 
     Args:
         file: path of the file, from whose folder it may import; with `text`, only its name.
-        function: name of the function.
+        function: name of the function; by default the usual one.
         scratch: folder for files, which lives as long as this process.
         text: content of a file that is not on the local disk.
 
@@ -43,6 +46,7 @@ def load_function(file: str, function: str, scratch: Path, text: str | None = No
         path.parent.mkdir()
         path.write_text(text)
     module = _run_path(path, scratch)
+    function = function or _usual_function(module, path)
     found = getattr(module, function, None)
     if found is None:
         have = sorted(
@@ -55,6 +59,10 @@ def load_function(file: str, function: str, scratch: Path, text: str | None = No
     if not callable(found):
         raise SourceError(f"{function!r} in {file} is not a function but {type(found).__name__}")
     return found  # type: ignore[no-any-return]
+
+
+def _usual_function(module: ModuleType, path: Path) -> str:
+    return DEFAULT if hasattr(module, DEFAULT) else usual_function(ast.parse(path.read_bytes()).body)
 
 
 def _run_path(path: Path, scratch: Path) -> ModuleType:

@@ -40,9 +40,10 @@ class SourceSettings(Settings):
     """Function `fn(row)` or `fn(row, number)` that returns whether to keep a row. It gets what `map` returns."""
     prompt_column: str | None = None
     """Column of the prompt, as text or as chat messages; by default the first of `prompt`, `messages`, `question` and
-    `problem` that the source has."""
+    `problem` that the source has. Chats that all end with the assistant's message count last."""
     ground_truth_column: str | None = None
-    """Column that rewards get as `ground_truth`; by default the first of `ground_truth`, `answer`, `solution`, `label`,
+    """Column that rewards get as `ground_truth`; by default the first of `ground_truth`, `expected_answer`,
+    `final_answer`, `reference_answer`, `correct_answer`, `gt_answer`, `answer`, `solution`, `label`,
     `reward_model.ground_truth` and `reward_spec.ground_truth` that the source has."""
     system_prompt: str | None = None
     """System message put before every prompt; needs a chat template."""

@@ -28,8 +28,8 @@ class PythonReward(Settings):
 
     file: str = Field(min_length=1)
     """Path (relative to the job file) or fsspec URI of the Python file."""
-    function: str = Field(default="reward", min_length=1)
-    """Name of the function in that file."""
+    function: str | None = Field(default=None, min_length=1)
+    """Name of the function in that file; by default `reward`, or else the only one with the signature of a reward."""
     style: Literal["trl", "verl", "openrlhf"] | None = None
     """Form of the function, sync or async; by default its signature tells. `trl`: fn(prompts, completions,
     completion_ids, **columns) → list. `verl`: compute_score(data_source, solution_str, ground_truth, extra_info) →

@@ -167,8 +167,8 @@ def _source(field: FieldPath, data: MixedSource, rewards: list[_Placed], base: P
             remedy = f"it has {', '.join(columns.names)}: set code.testsColumn to one of them, or add the column"
             yield FileFault((*place, "code", "testsColumn"), lack, remedy)
         if reward.kind in _NEEDING_TRUTH and not truth:
-            usual = ", ".join(GROUND_TRUTH_COLUMNS[:4])
-            lack = f"{path} has no ground truth (a column {usual} …), which {reward.name} compares with"
+            usual = ", ".join(GROUND_TRUTH_COLUMNS)
+            lack = f"{path} has no ground truth (no column {usual}), which {reward.name} compares with"
             yield FileFault(place, lack, _name_one(columns, "groundTruthColumn"))
 
 

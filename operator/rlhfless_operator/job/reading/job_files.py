@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfless_functions.data.sources import SourceError, is_pattern, local_files
+from rlhfless_functions.rewards.signatures import DEFAULT, usual_function
 from rlhfless_functions.settings import DataSettings, MixedSource, PythonReward, RewardSettings, RowFunction
 from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.job.reading.fields import Path as FieldPath
@@ -146,11 +147,16 @@ def _python(field: FieldPath, reward: PythonReward | RowFunction, base: Path) ->
         yield FileFault((*field, "file"), f"{place} is not valid Python: {error}", "correct it")
         return
     names = set(_top_level_names(tree.body))
-    if reward.function not in names and "*" not in names:
-        close = difflib.get_close_matches(reward.function, sorted(names), n=1)
+    function = reward.function or (DEFAULT if DEFAULT in names else usual_function(tree.body))
+    if function not in names and "*" not in names:
+        close = difflib.get_close_matches(function, sorted(names), n=1)
         functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        remedy = f"did you mean {close[0]}?" if close else f"it has {', '.join(functions) or 'no functions'}"
-        yield FileFault((*field, "function"), f"{path} has no function {reward.function}", remedy)
+        remedy = f"it has {', '.join(functions) or 'no functions'}"
+        if reward.function is None and functions:
+            remedy += ": set python.function to one of them"
+        elif close:
+            remedy = f"did you mean {close[0]}?"
+        yield FileFault((*field, "function"), f"{path} has no function {function}", remedy)
 
 
 def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:
