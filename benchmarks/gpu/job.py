@@ -54,8 +54,7 @@ def job_document(name: str, engine: str, dtype: str, model: Path, prompts: Path,
             "generation": {
                 "engine": engine,
                 "keepAlive": "1h",
-                # As TRL has vLLM hold as many sequences as there are samples; each number of them has CUDA graphs.
-                "vllm": {"gpuMemoryUtilization": GPU_MEMORY_SHARE, "extraArgs": {"max_num_seqs": work.samples}},
+                "vllm": {"gpuMemoryUtilization": GPU_MEMORY_SHARE},
             },
             "preparation": {"keepAlive": "1h"},
             "learning": {"processes": 1, "gradientCheckpointing": work.checkpointing, "keepAlive": "1h"},

@@ -2,6 +2,12 @@
 
 import torch
 
+SUM_BYTES = 1 << 28
+"""Most memory for the cumulative sums of the rows that are drawn together, unless one row takes more."""
+_BYTES_PER_TOKEN = 20
+"""Bytes for each token of the vocabulary while a row is summed: its probability in float32, and in float64 a copy of
+that and the sum."""
+
 
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: torch.Tensor
@@ -28,6 +34,8 @@ def draw(
 def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample one token a row from log-probabilities.
 
+    Sums over a large vocabulary take several times the memory of the logits, so a few rows are summed at a time.
+
     Args:
         log_probs: [n, vocabulary] float32.
         uniforms: [n] float64 in [0, 1).
@@ -35,6 +43,15 @@ def choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tenso
     Returns:
         Tokens [n] int64, and whether the row is a valid distribution [n] bool.
     """
+    rows = max(1, SUM_BYTES // (_BYTES_PER_TOKEN * log_probs.shape[-1]))
+    parts = [_choose(*each) for each in zip(log_probs.split(rows), uniforms.split(rows), strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    tokens, sound = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(sound)
+
+
+def _choose(log_probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     cumulative = torch.cumsum(log_probs.exp(), dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
     # The first token whose cumulative probability is above the target. A token of probability zero is never chosen.

@@ -17,7 +17,7 @@ from rlhfless_functions.weights.policy import torch_dtype
 CPU_BLOCK_TOKENS = 32
 """On a CPU, the number of tokens in a block of the KV cache is a multiple of this."""
 CPU_SEQUENCES = 256
-"""Most sequences of a batch on a CPU. vLLM's default there is as high as for the largest GPU."""
+"""Most sequences of a batch on a CPU, as many as vLLM's LLM class has."""
 _SPARE_BLOCKS = 2
 """One is the null block, and one is left over if the budget is not a multiple of the block size."""
 

@@ -198,7 +198,6 @@ class VllmEngine:
                 engine = start_vllm(arriving, config, model, self._settings, self._device)
             end_tokens = _end_tokens(arriving.folder, config, tokenizer)
             self._loaded = _Loaded(engine, model, config, weights, {}, tokenizer, end_tokens, weights.uri, None)
-            engine.collective_rpc("install_sampler")
             with unloadable(f"{weights.uri}, in vLLM {vllm_version()},", _REMEDY):
                 warm_up(engine)
             # Nothing else is sampled before all files are checked.

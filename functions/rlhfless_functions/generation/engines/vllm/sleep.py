@@ -4,9 +4,18 @@ Level 1 copies the weights to the host's memory, level 2 drops them. Both drop k
 cache. Addresses stay reserved, and get memory again when vLLM wakes. This module does not import vLLM.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_GREW = "Memory usage increased"
+"""Beginning of vLLM's complaint that the GPU has less free memory after its sleep than before."""
 
 
 def can_sleep(engine: Any) -> bool:
@@ -43,3 +52,30 @@ def weights_awake(engine: Any) -> Iterator[None]:
     yield
     if asleep and not engine.wake_up(tags=["kv_cache"]):
         raise RuntimeError("vLLM is still asleep")
+
+
+def sleep_beside_others() -> None:
+    """Let vLLM sleep while other processes take memory of its GPU. Call this once in each of vLLM's processes.
+
+    vLLM compares the GPU's free memory before and after, once it has released its own. Memory that another process took
+    in between is no fault of its sleep. What vLLM leaves in use is logged.
+    """
+    from vllm.v1.worker.gpu_worker import Worker
+
+    release = Worker.sleep
+
+    @wraps(release)
+    def sleep(worker: Any, level: int = 1) -> None:
+        try:
+            release(worker, level)
+        except AssertionError as error:
+            if not str(error).startswith(_GREW):
+                raise
+            logger.warning("While vLLM released its memory, another process took more of the same GPU")
+        free, total = torch.accelerator.get_memory_info()
+        kept = "CUDA contexts, CUDA graphs and what other processes hold"
+        if worker.parallel_config.world_size > 1 and not worker.model_config.enable_nccl_comm_suspend:
+            kept += ", and NCCL's buffers, which generation.vllm.extraArgs: enable_nccl_comm_suspend releases"
+        logger.info("vLLM sleeps; %.2f GiB of its GPU are still in use: %s", (total - free) / 2**30, kept)
+
+    Worker.sleep = sleep

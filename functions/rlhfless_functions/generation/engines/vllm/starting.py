@@ -40,6 +40,7 @@ def start_vllm(
         # A process has to ask the kernel for matrix tiles, or dies at the first use. vLLM's kernels do not ask.
         torch.cpu._init_amx()
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
     known = frozenset(field.name for field in fields(EngineArgs))
@@ -50,7 +51,10 @@ def start_vllm(
         from rlhfless_functions.generation.engines.vllm.prefixes import connector_settings
 
         arguments["kv_transfer_config"] = KVTransferConfig(**connector_settings())
-    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    # On a GPU, vLLM chooses the sizes of its batches by the memory only for a use that it knows: 1,024 sequences and
+    # 16,384 tokens with 80 GB (an A100 apart), 256 and 8,192 with less. Otherwise they are 128 and 2,048.
+    usage = UsageContext.ENGINE_CONTEXT if device.type == "cpu" else UsageContext.LLM_CLASS
+    return LLMEngine.from_engine_args(EngineArgs(**arguments), usage)
 
 
 def warm_up(engine: Any) -> None:

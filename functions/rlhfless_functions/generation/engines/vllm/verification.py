@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
-from rlhfless_functions.generation.engines.vllm.draws import draw_rows
+from rlhfless_functions.generation.engines.vllm.draws import CounterSampler
 
 
 class Verifier(torch.nn.Module):
     """Draws a token for each row of logits, and keeps a request's tokens up to the first that differs from its draft.
 
     Args:
-        runner: vLLM's model runner. Its batch has the request and the position of each row of logits.
+        runner: vLLM's model runner.
+        sampler: draws from its batch.
     """
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, sampler: CounterSampler) -> None:
         super().__init__()
         self._runner = runner
+        self._sampler = sampler
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:
         """Return vLLM's `SamplerOutput`.
@@ -43,16 +45,19 @@ class Verifier(torch.nn.Module):
         request = torch.repeat_interleave(torch.arange(requests), counts)
         offset = torch.arange(len(request)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
         is_draft = offset < counts[request] - 1
-        request, offset, is_draft = (each.to(logits.device) for each in (request, offset, is_draft))
+        drafted, request, offset = (
+            each.to(logits.device, non_blocking=True)
+            for each in (torch.stack([request[is_draft], offset[is_draft]]), request, offset)
+        )
 
         temperature = sampling_metadata.temperature
         if temperature is not None:
             logits = logits.float() / temperature[request, None]
-        tokens, log_probs = draw_rows(self._runner, logits, requests, request, offset)
+        tokens, log_probs = self._sampler.draw(logits, requests, request, offset)
         drawn = tokens.new_full((requests, width), -1)
         drawn[request, offset] = tokens
         proposed = tokens.new_full((requests, width), -2)
-        proposed[request[is_draft], offset[is_draft]] = metadata.draft_token_ids.to(tokens.dtype)
+        proposed[drafted[0], drafted[1]] = metadata.draft_token_ids.to(tokens.dtype)
         right = (drawn == proposed).long().cumprod(1).sum(1)
         kept = torch.arange(width, device=logits.device) <= right[:, None]
 

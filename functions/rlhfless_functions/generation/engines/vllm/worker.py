@@ -6,6 +6,7 @@ calls its methods by name.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,6 @@ class WorkerExtension:
     """Methods that rlhfless adds to vLLM's workers."""
 
     model_runner: Any
-
-    def install_sampler(self) -> None:
-        """Replace vLLM's draw. Call this once, before the first request."""
-        runner = self.model_runner
-        runner.sampler.topk_topp_sampler = CounterSampler(runner)
-        if runner.speculative_config is not None:
-            runner.rejection_sampler = Verifier(runner)
-            runner.drafter.attach(runner)
 
     def draft_for(self, requests: "DraftedRequests | None") -> None:
         """Propose drafts for the requests of a run, or for none. vLLM runs in the process of its worker here."""
@@ -61,6 +54,24 @@ class WorkerExtension:
         # Models whose output layer is the embedding itself (Gemma 2) have no output layer of their own.
         head = tied and hasattr(self.model_runner.get_model(), "lm_head")
         self.model_runner.reload_weights(weights_iterator=_tensors([Path(file) for file in files], head))
+
+
+def replace_draw() -> None:
+    """Give each model runner of vLLM our draw when it is made: vLLM's measurement of its memory then includes it. Call
+    this once in a process, before there is one."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    make = GPUModelRunner.__init__
+
+    @wraps(make)
+    def make_with_our_draw(runner: Any, *arguments: Any, **named: Any) -> None:
+        make(runner, *arguments, **named)
+        draw = runner.sampler.topk_topp_sampler = CounterSampler(runner)
+        if runner.speculative_config is not None:
+            runner.rejection_sampler = Verifier(runner, draw)
+            runner.drafter.attach(runner)
+
+    GPUModelRunner.__init__ = make_with_our_draw
 
 
 def _tensors(files: Iterable[Path], tied_head: bool) -> Iterator[tuple[str, torch.Tensor]]:
