@@ -230,6 +230,24 @@ def test_a_model_that_keeps_the_layout_from_its_attention_is_found_out(monkeypat
     assert body.config._attn_implementation == "sdpa"
 
 
+def test_a_gpu_that_computes_with_padding_says_why_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    body, gpu = build().base_model, torch.device("cuda")
+    monkeypatch.setattr(packed_attention, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(packed_attention, "installed_kernels", frozenset)
+    packed_attention._say.cache_clear()
+    for _ in range(2):
+        assert not is_packed("auto", body, gpu, torch.bfloat16)
+        assert not is_packed("auto", body, gpu, torch.float32)
+        assert not is_packed("auto", build(CAPPED).base_model, gpu, torch.bfloat16)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    assert "Qwen3Model computes with padding" in lines[0] and "install either" in lines[0]
+    assert "torch.float32; set model.dtype to bfloat16" in lines[1]
+    assert "has no form for packed rows" in lines[2]
+
+
 def test_packing_is_automatic_where_a_kernel_attends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     body = build().base_model
     assert not is_packed("auto", body, CPU, torch.bfloat16)

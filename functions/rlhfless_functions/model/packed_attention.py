@@ -7,6 +7,7 @@ one. A sample may have more keys than queries: the keys of a shared prompt come 
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,13 @@ from transformers.masking_utils import sdpa_mask
 
 from rlhfless_functions.model.attention_masks import KINDS, LayerMasks
 from rlhfless_functions.model.packing import Packing, positions
-from rlhfless_functions.model.varlen_kernels import attend, capability_of, choose_kernel, installed_kernels
+from rlhfless_functions.model.varlen_kernels import (
+    attend,
+    capability_of,
+    choose_kernel,
+    installed_kernels,
+    why_no_kernel,
+)
 
 PACKED = "rlhfless_packed"
 """Name of this attention among transformers' implementations."""
@@ -174,13 +181,24 @@ def is_packed(
         device: device of the computation.
         dtype: number format of the computation.
     """
-    if setting == "never" or (setting == "auto" and device.type != "cuda") or not can_pack(body):
+    if setting == "never" or (setting == "auto" and device.type != "cuda"):
+        return False
+    if not can_pack(body):
+        _say(f"{type(body).__name__} computes with padding, because its attention has no form for packed rows")
         return False
     text = body.config.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return (
-        setting == "always" or choose_kernel(capability_of(device), dtype, (size, size), installed_kernels()) != "sdpa"
-    )
+    reason = why_no_kernel(capability_of(device), dtype, (size, size), installed_kernels())
+    if reason is not None and device.type == "cuda":
+        done = "one sample at a time" if setting == "always" else "with padding"
+        _say(f"{type(body).__name__} computes {done}, because no kernel for packed rows fits: {reason}")
+    return setting == "always" or reason is None
+
+
+@cache
+def _say(line: str) -> None:
+    """Log a line once in a process."""
+    logger.warning(line)
 
 
 def use_packing(body: PreTrainedModel, packed: bool) -> None:

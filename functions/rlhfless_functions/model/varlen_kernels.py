@@ -52,11 +52,28 @@ def choose_kernel(
         head_sizes: of the keys and of the values.
         installed: see `installed_kernels`.
     """
-    size, of_values = head_sizes
-    fits = dtype == torch.bfloat16 and size == of_values and size % 8 == 0 and size <= _WIDEST_HEAD
-    if capability is None or capability < _AMPERE or not fits:
+    if why_no_kernel(capability, dtype, head_sizes, installed) is not None:
         return "sdpa"
-    return "torch" if "torch" in installed else "flash_attn" if "flash_attn" in installed else "sdpa"
+    return "torch" if "torch" in installed else "flash_attn"
+
+
+def why_no_kernel(
+    capability: tuple[int, int] | None, dtype: torch.dtype, head_sizes: tuple[int, int], installed: frozenset[Kernel]
+) -> str | None:
+    """Return why no kernel for sequences of any lengths can be used, with the remedy; None if one can.
+
+    The arguments are those of `choose_kernel`.
+    """
+    size, of_values = head_sizes
+    if capability is None or capability < _AMPERE:
+        return "the device is no GPU of compute capability 8.0 or more"
+    if dtype != torch.bfloat16:
+        return f"the kernels compute in bfloat16, and this is {dtype}; set model.dtype to bfloat16"
+    if size != of_values or size % 8 or size > _WIDEST_HEAD:
+        return f"no kernel has heads of size {size} for keys and {of_values} for values"
+    if not installed:
+        return "torch's varlen_attn lacks `scale` or `window_size`, and flash-attn is not installed; install either"
+    return None
 
 
 @dataclass(frozen=True)
