@@ -307,6 +307,21 @@ def test_what_drafting_brought_an_earlier_run_is_told(job: Path, tmp_path: Path)
     assert "drafting:" not in CliRunner().invoke(cli.app, [*options[:-1], "spec.generation.drafting=never"]).stdout
 
 
+def test_a_forecast_takes_as_long_as_the_engine_did_in_the_run_of_its_lengths(job: Path, tmp_path: Path) -> None:
+    statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)
+    write_trace(tmp_path / "lengths.parquet", generate(statistics, epochs=1, prompts=16, samples=4, seed=0))
+    options = ("--gpu", "L40S", "--trace", str(tmp_path))
+    plain = forecast(job, *options)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"metrics": {"generation/engine_factor": 2.0}}) + "\n")
+    slower = forecast(job, *options)
+    assert (plain["engine_factor"], slower["engine_factor"]) == (None, 2.0)
+    assert min(row["generation_seconds"] for row in slower["front"]) > min(
+        row["generation_seconds"] for row in plain["front"]
+    )
+    told = " ".join(CliRunner().invoke(cli.app, ["plan", str(job), *options]).stdout.split())
+    assert "generation: 2.00 times as long as by the GPU's table" in told
+
+
 def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "earlier"
     statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)

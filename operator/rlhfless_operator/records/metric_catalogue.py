@@ -58,6 +58,11 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/tokens_per_pass": Metric(
         "tokens", "Tokens of a sequence per decode pass, mean, if transformers generates; 1 without drafts."
     ),
+    "generation/engine_factor": Metric(
+        "times",
+        "How many times as long as by the table of its GPU the engine takes, median of the newest requests. Tables have"
+        " the kernels alone; an engine schedules and samples besides. `rlhfless plan --trace` counts it.",
+    ),
     "generation/drafts/tried": Metric("tokens", "Drafted tokens that were verified in passes."),
     "generation/drafts/accepted": Metric("tokens", "Verified drafted tokens that would have been sampled anyway."),
     "generation/drafts/coverage": Metric(

@@ -27,6 +27,7 @@ from rlhfless_operator.simulator.forecast import Forecast, Others, matching_acto
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
+from rlhfless_operator.training.costs.engine_factor import measured_factor
 from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS, measured_drafts
 from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests.builder import RequestBuilder
@@ -66,12 +67,12 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         ask_hub: asks a hub about a model that this machine does not know.
 
     Returns:
-        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "lengths", "drafting",
-        "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
-        "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}], "front", "ahead":
-        [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy", "learning_busy",
-        "staleness", "instance_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors", "learner_gpus",
-        "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
+        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "engine_factor", "lengths",
+        "drafting", "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight",
+        "actors", "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}],
+        "front", "ahead": [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy",
+        "learning_busy", "staleness", "instance_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors",
+        "learner_gpus", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -83,6 +84,9 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
     shape = _shape(job, question, ask_hub)
     instance = _instance(job, question, shape, hardware)
+    factor = measured_factor(question.trace)
+    if factor is not None:
+        instance = replace(instance, latency=instance.latency.lines[0].times(factor))
     drafts = _drafts(job, question)
     if drafts is not None:
         instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
@@ -113,6 +117,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors_at_most": actors.most,
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
+        "engine_factor": factor,
         "startup_seconds": instance.startup_seconds,
         "max_staleness": most_stale,
         "ahead": forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0})),

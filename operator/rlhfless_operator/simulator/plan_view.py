@@ -26,6 +26,15 @@ def _drafting(found: dict[str, Any]) -> str:
     )
 
 
+def _engine(found: dict[str, Any]) -> str:
+    if (factor := found["engine_factor"]) is not None:
+        return f"generation: {factor:.2f} times as long as by the GPU's table, as in the run that the lengths are from"
+    return (
+        "generation: the GPU's kernels alone; vLLM's published times are 1.1 to 1.3 times as long for one sequence, and"
+        " 1.5 to 2.5 times for large batches; --trace counts what a run measured"
+    )
+
+
 def view(found: dict[str, Any]) -> Group:
     """Return a forecast for the terminal."""
     source = "measured" if found["measured"] else "computed from the data sheet"
@@ -34,6 +43,7 @@ def view(found: dict[str, Any]) -> Group:
         f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
         f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
         f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
+        f"{_engine(found)}\n"
         f"lengths {found['lengths']}\n"
         f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
         f" {found['preparation_seconds']:.1f} s a step are the same for every plan"

@@ -84,6 +84,12 @@ class Calibration:
         better = statistics.median(self._fitted_errors) < statistics.median(self._prior_errors)
         return self._fitted if better else self.prior
 
+    @property
+    def prior_factor(self) -> float | None:
+        """How many times as long as by the prior the work took, median; None before any work."""
+        ratios = [each.seconds / each.forecast(self.prior) for each in self._observations]
+        return statistics.median(ratios) if ratios else None
+
     def observe(self, *observations: Observation) -> None:
         """Learn from stretches of work in their order, after both candidates have forecast each.
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +65,10 @@ class LinearLatency:
                 raise ValueError(f"{name} is {getattr(self, name)}: a latency is 0 or more seconds")
         if self.step_seconds + self.sequence_seconds + self.context_seconds == 0:
             raise ValueError("step_seconds is 0 and so are the others: decoding takes some time")
+
+    def times(self, factor: float) -> "LinearLatency":
+        """Return a latency whose work takes `factor` times as long."""
+        return LinearLatency(*(factor * seconds for seconds in astuple(self)))
 
     def decode_seconds(self, batch: int, context: float) -> float:
         """Return the seconds of one decode step of `batch` sequences with a mean context of `context` tokens."""

@@ -102,6 +102,13 @@ class CostModel:
             return plain
         return DraftedLatency(plain, Drafts(fmean(coverage), fmean(acceptance), min(room.longest_draft, LONGEST_DRAFT)))
 
+    @property
+    def engine_factor(self) -> float | None:
+        """How many times as long as by its GPU's table the engine takes; None if no table is known, or in a rehearsal,
+        which emulates the table."""
+        known = self._spec.rehearsal is None and self.calibration.prior != _UNKNOWN_DEVICE
+        return self.calibration.prior_factor if known else None
+
     def plan(
         self,
         prompts: Sequence[int],

@@ -1,7 +1,5 @@
 """The speed of an engine's GPU and its memory of contexts, before it has generated anything."""
 
-from dataclasses import asdict
-
 from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.latency.devices import find_profile
@@ -32,7 +30,7 @@ def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
         latency = find_profile(find_shape(source), gpu, gpus, startup_seconds=0.0).latency.lines[0]
     except ValueError:
         return None
-    return LinearLatency(**{name: scale * seconds for name, seconds in asdict(latency).items()})
+    return latency.times(scale)
 
 
 def keeps_contexts(spec: RLHFJobSpec) -> bool:

@@ -8,6 +8,7 @@ from rlhfless_functions.api import GroupResult
 from rlhfless_operator.planner.groups.staleness import staleness
 from rlhfless_operator.planner.lengths import PredictionReport, assess
 from rlhfless_operator.records.journal import PlanRecord, StepBatch, add_metrics, mean_metrics
+from rlhfless_operator.training.costs.engine_factor import ENGINE_FACTOR
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.journal.samples import kept_examples
 from rlhfless_operator.training.run import TrainingRun
@@ -50,12 +51,14 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     prepared = mean_metrics(rollout.prepared.sums)
     report = assess(plan.estimates, {prompt: lengths[prompt] for prompt in plan.estimates})
     predicted = report.metrics()
+    factor = run.cost_model.engine_factor
+    against_table = {} if factor is None else {ENGINE_FACTOR: factor}
     kept = _kept(rollout.generated.decoding) if run.spec.keeps_kv_cache else {}
     return StepBatch(
         batch=rollout.batch,
         cursor=rollout.cursor,
         lengths=lengths,
-        metrics=prepared | _metrics(rollout, bound) | passes | kept | predicted,
+        metrics=prepared | _metrics(rollout, bound) | against_table | passes | kept | predicted,
         plan=plan_record(plan, report, prefixes=run.prefixes.reason),
         seconds=rollout.seconds,
         samples=kept_examples(rollout.prepared.examples, rollout.batch.samples, run.spec.tracking.sample_groups),
