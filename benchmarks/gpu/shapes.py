@@ -61,8 +61,9 @@ SHAPES = {
     "tiny": _TINY,
     "tiny-lora": _TINY,
     "small": Shape(hidden=256, layers=4, heads=4, kv_heads=2, intermediate=768, vocabulary=16_384, tied=True),
-    # Qwen2.5-0.5B's and Qwen2.5-7B's own.
+    # Those of Qwen2.5.
     "0.5b": Shape(hidden=896, layers=24, heads=14, kv_heads=2, intermediate=4864, vocabulary=151_936, tied=True),
+    "3b": Shape(hidden=2048, layers=36, heads=16, kv_heads=2, intermediate=11_008, vocabulary=151_936, tied=True),
     "7b": Shape(hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18_944, vocabulary=152_064, tied=False),
 }
 _TINY_WORK = Work(prompts=2, prompt_tokens=16, response_tokens=16, micro_batch=8, steps=4, learner_tokens=512)
@@ -71,6 +72,15 @@ WORK = {
     "tiny-lora": replace(_TINY_WORK, lora_rank=4, checkpointing=True),
     "small": Work(prompts=4, prompt_tokens=64, response_tokens=48, micro_batch=8, steps=5, learner_tokens=2048),
     "0.5b": Work(prompts=16, prompt_tokens=256, response_tokens=256, micro_batch=16, steps=5, learner_tokens=16_384),
+    "3b": Work(
+        prompts=8,
+        prompt_tokens=256,
+        response_tokens=256,
+        micro_batch=16,
+        steps=4,
+        learner_tokens=16_384,
+        checkpointing=True,
+    ),
     "7b": Work(
         prompts=8,
         prompt_tokens=256,

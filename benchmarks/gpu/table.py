@@ -46,6 +46,21 @@ def _learner(found: dict[str, Any]) -> Iterator[str]:
     )
 
 
+def _decode(found: dict[str, Any]) -> Iterator[str]:
+    for engine, decoded in found["engines"].items():
+        yield from (f"{engine}: {line}" for line in _shown(_decoded, decoded))
+
+
+def _decoded(found: dict[str, Any]) -> Iterator[str]:
+    speeds = ", ".join(f"{batch}: {speed:,.0f}" for batch, speed in found["tokens_per_second"].items())
+    room = found["room"]["sequences"]
+    yield f"tokens/s by sequences {speeds}; room for {room}, started in {found['start_seconds']:.1f} s"
+
+
+def _conformance(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['passed']} passed, {found['skipped']} skipped"
+
+
 def _weights(found: dict[str, Any]) -> Iterator[str]:
     publish = found["publish"]
     yield (
@@ -78,6 +93,8 @@ _LINES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "step": _step,
     "trl": _step,
     "learner": _learner,
+    "decode": _decode,
+    "conformance": _conformance,
     "weights": _weights,
     "sleep": _sleep,
 }

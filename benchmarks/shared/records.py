@@ -16,7 +16,9 @@ def described_run(packages: Iterable[str]) -> dict[str, Any]:
 
 
 def write_record(record: Mapping[str, Any], file: Path | None) -> None:
-    """Write a record as JSON, if there is a file for it."""
+    """Write a record as JSON, if there is a file for it. The one before is whole until the new one is."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        written = file.with_name(f".{file.name}.new")
+        written.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        written.replace(file)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import measure as gpu_measure
 from benchmarks.gpu.attempts import failures
+from benchmarks.gpu.conformance import counted
 from benchmarks.gpu.flops import Parameters, Passed, count_parameters, passed, training_flops
 from benchmarks.gpu.job import job_document
-from benchmarks.gpu.shapes import SHAPES, WORK, make_model
+from benchmarks.gpu.measure import ALL, LIMITS, PARTS, wanted_parts
+from benchmarks.gpu.shapes import SHAPES, WORK, make_model, save_model
 from rlhfless_operator.job.spec import RLHFJob
 
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "gpu" / "measure.py"
@@ -74,7 +77,7 @@ def test_a_frozen_parameter_takes_four_and_the_adapter_six() -> None:
     assert training_flops(parameters, Passed(tokens=9, logits=3, pairs=25)) == expected
 
 
-@pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.494), ("7b", 7.616)])
+@pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.494), ("3b", 3.086), ("7b", 7.616)])
 def test_the_shapes_are_as_large_as_the_models_that_they_are_named_after(name: str, billions: float) -> None:
     import torch
 
@@ -121,6 +124,48 @@ def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "learner ..." in ran.stderr and "learner ..." not in again.stderr
     assert json.loads(kept.read_text()) == result
+
+
+def test_one_option_measures_everything_and_is_rehearsed_with_other_shapes() -> None:
+    assert wanted_parts(None, [], everything=True) == ALL
+    assert {part for parts in ALL.values() for part in parts} == LIMITS.keys() - {"model"}
+    rehearsed = wanted_parts(["tiny", "small"], [], everything=True)
+    assert rehearsed == {"tiny": ("conformance", *PARTS), "small": PARTS}
+    assert wanted_parts(None, ["step"], everything=False) == {"0.5b": ["step"], "7b": ["step"]}
+
+
+def test_what_was_measured_before_a_cut_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+
+    def measured(part: str, *rest: object) -> dict[str, Any]:
+        if part == "step":
+            raise KeyboardInterrupt
+        return {"part_seconds": 1.0}
+
+    monkeypatch.setattr(gpu_measure, "measure_part", measured)
+    result = gpu_measure.empty_result(["tiny"], 1)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_measure.measure(result, {"tiny": PARTS}, tmp_path, 60, lambda now: kept.append(json.dumps(now)))
+    assert list(json.loads(kept[-1])["shapes"]["tiny"]["parts"]) == ["model", "learner"]
+
+
+def test_conformance_is_counted_by_the_tests_ends(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = '<testcase name="a"/><testcase name="b"><skipped/></testcase><testcase name="c"><failure/></testcase>'
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert counted(report) == {"passed": 1, "skipped": 1, "broken": ["c"], "failed": "1 of 3 tests, the first c"}
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_by_the_number_of_sequences(tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks.gpu import decode
+
+    save_model(SHAPES["tiny"], tmp_path / "model", torch.float32, torch.device("cpu"))
+    found = decode.measure("tiny", tmp_path / "model")["engines"]["transformers"]
+    assert list(found["tokens_per_second"]) == ["1", "8"]
+    assert all(speed > 0 for speed in found["tokens_per_second"].values())
 
 
 def test_failures_are_found_wherever_they_are() -> None:

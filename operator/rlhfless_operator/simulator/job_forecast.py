@@ -72,7 +72,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "actors", "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}],
         "front", "ahead": [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy",
         "learning_busy", "staleness", "instance_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors",
-        "learner_gpus", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a decimal string.
+        "learner_gpus", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a
+        decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
