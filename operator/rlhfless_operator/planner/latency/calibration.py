@@ -86,7 +86,7 @@ class Calibration:
 
     @property
     def prior_factor(self) -> float | None:
-        """How many times as long as by the prior the work took, median; None before any work."""
+        """Median ratio of the seconds that work took to those by the prior; None before any work."""
         ratios = [each.seconds / each.forecast(self.prior) for each in self._observations]
         return statistics.median(ratios) if ratios else None
 

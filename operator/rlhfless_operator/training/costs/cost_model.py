@@ -104,8 +104,8 @@ class CostModel:
 
     @property
     def engine_factor(self) -> float | None:
-        """How many times as long as by its GPU's table the engine takes; None if no table is known, or in a rehearsal,
-        which emulates the table."""
+        """Ratio of the engine's seconds to those of its GPU's table; None without a table, and in a rehearsal, which
+        emulates the table."""
         known = self._spec.rehearsal is None and self.calibration.prior != _UNKNOWN_DEVICE
         return self.calibration.prior_factor if known else None
 

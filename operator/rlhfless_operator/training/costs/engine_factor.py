@@ -1,4 +1,4 @@
-"""How many times as long as by the table of its GPU an engine took in a run, for forecasts with that run's lengths."""
+"""The ratio of an engine's seconds to those of its GPU's table in a run, for forecasts with that run's lengths."""
 
 from statistics import fmean
 
