@@ -1,11 +1,13 @@
-"""From final hidden states to log-probabilities of tokens: the language-model head in float32, a chunk at a time.
+"""From final hidden states to log-probabilities of tokens: the language-model head, a chunk of logits at a time.
+
+Logits, softmax and all sums are in float32. The products are in float32 as well; a GPU that computes in bfloat16 rounds
+their factors (`narrow_head.py`).
 
 Logits are by far the largest tensor of a forward pass: 4,096 tokens over a vocabulary of 150,000 are 2.5 GB, and
 autograd would keep three such tensors. Here only a chunk of them exists at a time, and the backward pass computes them
 again from the hidden states. This takes one more matrix product. On a CPU it was no slower than reading them back.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+
+from rlhfless_functions.model.logit_form import LogitForm
+from rlhfless_functions.model.narrow_head import NarrowTokenLogProbs, chunk_logits
 
 CHUNK_LOGITS = 2**24
 """Default number of logits in a chunk (64 MiB for each of the two or three tensors of a chunk)."""
@@ -45,8 +50,15 @@ def token_log_probs(
         Log-probabilities and entropies in nats, float32 [tokens].
     """
     causal = causal_model(model)
-    head, form = causal.get_output_embeddings(), _Form.of(causal)
-    chunk_tokens = chunk_tokens or max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS // causal.config.get_text_config().vocab_size)
+    head, form = causal.get_output_embeddings(), LogitForm.of(causal)
+    vocabulary = causal.config.get_text_config().vocab_size
+    if type(head) is nn.Linear and multiplies_narrow(hidden):
+        logits = chunk_tokens * vocabulary if chunk_tokens else chunk_logits(hidden.device) or CHUNK_LOGITS
+        log_probs, entropies = NarrowTokenLogProbs.apply(
+            hidden, head.weight, head.bias, ids, form, temperature, logits, entropy, entropy_gradient
+        )
+        return log_probs, entropies
+    chunk_tokens = chunk_tokens or max(LEAST_CHUNK_TOKENS, CHUNK_LOGITS // vocabulary)
     if type(head) is nn.Linear:
         log_probs, entropies = _TokenLogProbs.apply(
             hidden, head.weight, head.bias, ids, form, temperature, chunk_tokens, entropy, entropy_gradient
@@ -67,6 +79,13 @@ def token_log_probs(
     ]
     entropies = torch.cat([entropies for _, entropies in chunks]) if entropy else None
     return torch.cat([log_probs for log_probs, _ in chunks]), entropies
+
+
+def multiplies_narrow(hidden: torch.Tensor) -> bool:
+    """Return whether the head multiplies bfloat16 numbers: on a GPU, if the model computes in bfloat16 there."""
+    kind = hidden.device.type
+    cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+    return kind == "cuda" and (cast or hidden.dtype == torch.bfloat16)
 
 
 def output_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -92,7 +111,7 @@ def sampled_logits(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _formed(causal: PreTrainedModel, logits: torch.Tensor) -> torch.Tensor:
-    form = _Form.of(causal)
+    form = LogitForm.of(causal)
     logits = logits * form.scale
     return logits if form.cap is None else form.cap * torch.tanh(logits / form.cap)
 
@@ -123,23 +142,6 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The form of an architecture's logits: their scale and bound."""
-
-    scale: float
-    """Factor of the logits (Cohere; Granite divides)."""
-    cap: float | None
-    """Soft bound of the logits: cap · tanh(logits / cap) (Gemma 2)."""
-
-    @classmethod
-    def of(cls, causal: PreTrainedModel) -> "_Form":
-        config = causal.config.get_text_config()
-        scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-        cap: float | None = getattr(config, "final_logit_softcapping", None)
-        return cls((1.0 if scale is None else scale) / (1.0 if divisor is None else divisor), cap)
-
-
 class _TokenLogProbs(torch.autograd.Function):
     """Linear head, soft-cap, temperature, log-softmax and entropy in one function, one chunk of logits at a time."""
 
@@ -150,7 +152,7 @@ class _TokenLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         ids: torch.Tensor,
-        form: _Form,
+        form: LogitForm,
         temperature: float,
         chunk_tokens: int,
         entropy: bool,
@@ -190,7 +192,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 inputs = hidden[rows].float()
                 scores = _scores(inputs, wide, wide_bias, ctx.form, ctx.temperature)
                 every = torch.log_softmax(scores, dim=-1)
-                slope = None if ctx.form.cap is None else _slope(scores, ctx)
+                slope = ctx.form.slope(scores, ctx.temperature)
                 del scores
                 # d log p_y / d z = 1_y − p, and d H / d z = −p (log p + H)
                 probabilities = every.exp()
@@ -201,10 +203,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 else:
                     outward = probabilities.mul_(-of_log_probs[rows, None])
                 outward.scatter_add_(1, ids[rows, None], of_log_probs[rows, None])
-                if slope is not None:
-                    outward.mul_(slope)
-                if ctx.form.scale != ctx.temperature:
-                    outward.mul_(ctx.form.scale / ctx.temperature)
+                outward = ctx.form.to_products(outward, slope, ctx.temperature)
                 if to_hidden is not None:
                     to_hidden[rows] = outward @ wide
                 if ctx.needs_input_grad[1]:
@@ -225,20 +224,10 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 def _scores(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: _Form, temperature: float
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, form: LogitForm, temperature: float
 ) -> torch.Tensor:
     """Return logits divided by the temperature, float32 [tokens, V], in memory of their own."""
-    scores = functional.linear(hidden.float(), weight, bias)
-    if form.scale != 1:
-        scores.mul_(form.scale)
-    if form.cap is not None:
-        scores.div_(form.cap).tanh_().mul_(form.cap)
-    return scores.div_(temperature) if temperature != 1 else scores
-
-
-def _slope(scores: torch.Tensor, ctx: Any) -> torch.Tensor:
-    """Return the derivative of cap · tanh(x / cap), computed from the function's value divided by the temperature."""
-    return 1 - (scores * (ctx.temperature / ctx.form.cap)).square_()
+    return form.scores(functional.linear(hidden.float(), weight, bias), temperature)
 
 
 def _entropy(log_probs: torch.Tensor) -> torch.Tensor:
