@@ -54,7 +54,7 @@ def errors(vocabulary: int, width: int, tokens: int = TOKENS) -> dict[str, dict[
     ways = {
         "float32": lambda h, w: _ours(h, w, ids, narrow=False),
         "bfloat16, ours on a GPU": lambda h, w: _ours(h, w, ids, narrow=True),
-        "bfloat16, TRL and verl": lambda h, w: _by_softmax(_RoundedLogits.apply(h, w), ids),
+        "bfloat16, as TRL and verl": lambda h, w: _by_softmax(_RoundedLogits.apply(h, w), ids),
     }
     return {name: _compared(_measured(way, hidden, weight, factors), exact) for name, way in ways.items()}
 

@@ -64,7 +64,7 @@ def test_numbers_and_gradients_are_those_of_the_formula_with_rounded_factors(
 
 def test_it_is_nearer_to_float64_than_rounded_logits_are() -> None:
     ways = errors(4000, 128, tokens=32)
-    ours, theirs = ways["bfloat16, ours on a GPU"], ways["bfloat16, TRL and verl"]
+    ours, theirs = ways["bfloat16, ours on a GPU"], ways["bfloat16, as TRL and verl"]
     assert all(ours[quantity] < theirs[quantity] for quantity in ours)
     assert max(ways["float32"].values()) < 1e-5
 
