@@ -6,7 +6,6 @@ store.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import nn
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.distributed.ranks import Ranks
-from rlhfless_functions.distributed.sharding import local, publish_together
+from rlhfless_functions.distributed.sharding import local, own_rows, publish_together
 from rlhfless_functions.learning.state import TrainingState
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
@@ -170,9 +169,8 @@ def _own_rows(parts: Sequence[Rows], lengths: Sequence[int], ranks: Ranks) -> to
         parts: the tensor's rows, in their order.
         lengths: how many rows each part has.
     """
-    # FSDP2 divides rows as `torch.chunk` does.
-    share = math.ceil(sum(lengths) / ranks.size)
-    begin, end = ranks.rank * share, (ranks.rank + 1) * share
+    mine = own_rows(sum(lengths), ranks)
+    begin, end = mine.start, mine.stop
     found, at = [], 0
     for part, length in zip(parts, lengths, strict=True):
         first, last = max(begin, at) - at, min(end, at + length) - at

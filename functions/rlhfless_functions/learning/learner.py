@@ -33,7 +33,7 @@ from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.outputs import export, publish, published_bytes, result_of, version_of
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError, Parts, check, pieces_of
 from rlhfless_functions.learning.request_checks import check_pieces, check_steps, processes
-from rlhfless_functions.learning.state import TrainingState, initial_state, load_master_weights
+from rlhfless_functions.learning.state import TrainingState, arithmetic_of, initial_state, load_master_weights
 from rlhfless_functions.learning.step import StepInPieces, train_step
 from rlhfless_functions.learning.step_metrics import step_metrics
 from rlhfless_functions.learning.team import Team
@@ -224,7 +224,7 @@ class Learner:
         if request.unpublished is not None:
             self._publisher.publish_before(request.unpublished, request.model, state, context)
         parts = {name.replace("/", "_"): round(spent, 4) for name, spent in seconds.items()}
-        logger.info("learning begins", extra={"fields": {"step": step, **parts}})
+        logger.info("learning begins", extra={"fields": {"step": step, **arithmetic_of(request, state), **parts}})
         training = time.monotonic()
         if batch is not None:
             report = train_step(state, batch, request, step, go_on)

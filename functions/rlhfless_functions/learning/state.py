@@ -2,27 +2,32 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhfless_functions.api import LearnRequest, WeightsReference
+from rlhfless_functions.api import FailureReason, LearnRequest, WeightsReference
 from rlhfless_functions.distributed.ranks import Ranks
-from rlhfless_functions.distributed.sharding import Unit, unit_of
+from rlhfless_functions.distributed.sharding import Unit, hold_parts, unit_of
 from rlhfless_functions.learning.optimizers import ModelOptimizer
 from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
 from rlhfless_functions.model.shared_prompts import can_share_prompts
 from rlhfless_functions.model.trial import check_passes
+from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import CriticSettings, ModelSettings, OptimizerSettings
 from rlhfless_functions.weights import CriticModel, check_sharded_publishing, load_critic, load_policy, load_tokenizer
+from rlhfless_functions.weights.parts import can_fill_parts, drop_content, empty_policy, fill_parts
 
 
 @dataclass
@@ -88,32 +93,50 @@ def initial_state(
         TaskError: the model can't be loaded or trained.
     """
     ranks = ranks or Ranks()
-    policy = policy or load_master_weights(request.model, request.initial)
-    if ranks.size == 1:
-        policy.to(ranks.device)
-    else:
-        check_sharded_publishing(policy)
-    check_passes(policy, request.initial.uri)
     learning, device = request.learning, ranks.device
     compiled = learning.compile and ranks.size == 1
     if compiled:
         _check_compiler(device)
-    # The compiler sees one shape for all packed rows, but several for padded passes.
-    pack = "always" if compiled and learning.pack == "auto" else learning.pack
-    packed = is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
+
+    def tried(policy: PreTrainedModel | PeftModel) -> bool:
+        """Refuse a model that can't be trained, or return whether it gets packed rows."""
+        if ranks.size > 1:
+            check_sharded_publishing(policy)
+        check_passes(policy, request.initial.uri)
+        # The compiler sees one shape for all packed rows, but several for padded passes.
+        pack = "always" if compiled and learning.pack == "auto" else learning.pack
+        return is_packed(pack, body_of(policy), device, _arithmetic(request, policy, device))
+
+    in_parts = False
+    if ranks.size > 1 and request.model.lora is None:
+        policy, packed, in_parts = _tried_by_first(request, policy, ranks, tried)
+    else:
+        policy = policy or load_master_weights(request.model, request.initial)
+        if ranks.size == 1:
+            policy.to(device)
+        packed = tried(policy)
     use_packing(body_of(policy), packed)
     if learning.share_prompts and ranks.size == 1:
         can_share_prompts(body_of(policy))  # Its trial comes before dropout.
     _make_trainable(policy, learning.gradient_checkpointing, compiled)
-    policy_unit = unit_of(policy, ranks)
+    policy_unit = unit_of(policy, ranks, _arithmetic(request, policy, device))
+    if in_parts:
+        hold_parts(policy_unit, device)
+        fill_parts(policy, request.model, request.initial, ranks)
     critic = critic_optimizer = critic_unit = None
     if request.algorithm.advantage == "gae":
-        critic = load_critic(request.model, request.initial, torch.float32)
+        if in_parts:
+            critic = CriticModel(cast(PreTrainedModel, empty_policy(request.model, request.initial).base_model)).eval()
+        else:
+            critic = load_critic(request.model, request.initial, torch.float32)
         if ranks.size == 1:
-            critic.to(ranks.device)
+            critic.to(device)
         use_packing(critic.body, packed)
         _make_trainable(critic.body, learning.gradient_checkpointing, compiled)
-        critic_unit = unit_of(critic, ranks)
+        critic_unit = unit_of(critic, ranks, _arithmetic(request, critic, device), exact=[critic.score])
+        if in_parts:
+            hold_parts(critic_unit, device)
+            fill_parts(critic.body, request.model, request.initial, ranks, prefix=f"{critic.body.base_model_prefix}.")
         critic_optimizer = ModelOptimizer(critic, _of_critic(request))
     return TrainingState(
         job_uid=request.key.job_uid,
@@ -129,6 +152,45 @@ def initial_state(
         packed=packed,
         compiled=compiled,
     )
+
+
+def _tried_by_first(
+    request: LearnRequest,
+    loaded: PreTrainedModel | PeftModel | None,
+    ranks: Ranks,
+    tried: Callable[[PreTrainedModel | PeftModel], bool],
+) -> tuple[PreTrainedModel | PeftModel, bool, bool]:
+    """Try a policy that several ranks will share, on the first of them: the others need not hold it as a whole.
+
+    Returns:
+        The policy; the trial's result; and whether the policy has no content yet, so that each rank reads its part.
+
+    Raises:
+        TaskError: the trial's, on every rank.
+    """
+    outcome: tuple[bool, bool] | tuple[FailureReason, str, bool] | None = None
+    if ranks.rank == 0:
+        try:
+            policy = loaded or load_master_weights(request.model, request.initial)
+            packed = tried(policy)
+            in_parts = can_fill_parts(policy, request.model, request.initial)
+            if in_parts:
+                drop_content(policy)
+                give_back()
+            outcome = packed, in_parts
+        except TaskError as error:
+            outcome = error.reason, str(error), error.retryable
+    else:
+        policy = empty_policy(request.model, request.initial)
+    told = ranks.all(outcome)[0]
+    assert told is not None
+    if len(told) == 3:
+        reason, message, retryable = told
+        raise TaskError(reason, message, retryable=retryable)
+    packed, in_parts = told
+    if not in_parts and ranks.rank > 0:
+        policy = load_master_weights(request.model, request.initial)
+    return policy, packed, in_parts
 
 
 def _of_critic(request: LearnRequest) -> OptimizerSettings:
@@ -150,6 +212,8 @@ def autocast(request: LearnRequest, model: PreTrainedModel | PeftModel | CriticM
     """
     weight = next(model.parameters())
     dtype = _arithmetic(request, model, weight.device)
+    if isinstance(weight, DTensor):
+        return nullcontext()  # Several ranks gather weights in the format of the arithmetic.
     return nullcontext() if dtype == weight.dtype else torch.autocast(weight.device.type, dtype)
 
 
@@ -162,6 +226,16 @@ def _arithmetic(
     wanted = (request.model.dtype == "bfloat16" if asked is None else asked) and weight.dtype == torch.float32
     wide = device.type != "cpu" or model.config.get_text_config().hidden_size >= NARROWEST_ON_CPU
     return torch.bfloat16 if wanted and wide and has_bfloat16(device) else weight.dtype
+
+
+def arithmetic_of(request: LearnRequest, state: TrainingState) -> dict[str, str]:
+    """Say how a step computes, for the log: what this process chose by its hardware."""
+    dtype = state.policy_unit.gathered or _arithmetic(request, state.policy, state.device)
+    head = torch.bfloat16 if state.device.type == "cuda" and dtype == torch.bfloat16 else torch.float32
+    said = {"layers": str(dtype), "products of the head": str(head)}
+    if state.ranks.size > 1:
+        said["gradients exchanged"] = "once an update" if state.policy_unit.can_wait else "each pass"
+    return {name: value.removeprefix("torch.") for name, value in said.items()}
 
 
 def has_bfloat16(device: torch.device) -> bool:

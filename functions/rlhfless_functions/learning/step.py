@@ -130,6 +130,8 @@ class _Step:
     def __init__(self, state: TrainingState, request: LearnRequest, step: int, check: Callable[[], None]) -> None:
         self._state, self._request, self._step = state, request, step
         self.check = check
+        self._passes_left = 0
+        """Passes of the gradients that are being accumulated, on every rank."""
         self._share_prompts = _shares_prompts(state, request)
         frozen = _critic_warmup(state, request)
         self.report = StepReport(learning_rate=0.0)
@@ -147,6 +149,7 @@ class _Step:
     def accumulate(self, batch: TrainingBatch, chosen: Sequence[int], scale: float) -> bool:
         """Add the gradients of samples' losses times a scale. Returns whether any of the samples is in the loss."""
         blocks, idle = self._passes(batch, chosen)
+        self._passes_left = sum(len(block.runs) for block in blocks) + idle
         for block in blocks:
             self.report.count(batch, block)
             # Sharded gradients are means over the ranks.
@@ -262,6 +265,7 @@ class _Step:
             micro_batch = batch.select(block, rows, self._state.device, packed=self._state.packed)
             if self._policy is None:
                 self._compare_with_sampler(micro_batch)
+            self._begin_pass()
             for model, its_prompts in zip(self._trained, shared, strict=True):
                 self.report.add(model.add_gradients(micro_batch, its_prompts, scale))
         for its_prompts in shared:
@@ -272,8 +276,15 @@ class _Step:
         """Make an empty pass, because the busiest rank makes one more: all ranks gather each layer together."""
         self.check()
         micro_batch = batch.select(WHOLE, rows, self._state.device, packed=self._state.packed)
+        self._begin_pass()
         for model in self._trained:
             model.add_nothing(micro_batch)
+
+    def _begin_pass(self) -> None:
+        """Let the ranks exchange their gradients after the last pass."""
+        self._passes_left -= 1
+        for model in self._trained:
+            model.unit.wait_with_gradients(self._passes_left > 0)
 
     def _seed_dropout(self, batch: TrainingBatch, rows: Sequence[int]) -> None:
         """Fix the random numbers of the next pass, which only an adapter's dropout uses.

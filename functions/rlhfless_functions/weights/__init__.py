@@ -4,7 +4,8 @@
 - `source`: find weights in a folder, a store or on the hub. `support`: the models that can be trained.
 - `tensors`: fill a module from safetensors files. `building`: build one model at a time.
 - `arriving` and `arriving_files`: compute while the weights arrive. `prefetched`: hold the next weights in host memory.
-- `saving`: write Hugging Face folders. `sharded`: publish from several ranks.
+- `saving`: write Hugging Face folders. `sharded`: publish from several ranks. `parts`: let each
+  rank read its rows.
 - `fingerprints`: tell weights from others. `row_bits`: compute each row alike in every batch.
 """
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -128,6 +129,15 @@ def pairs_in_memory(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterato
 def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each distinct tensor of the module with its source, which is the file's memory as long as it is
     referenced."""
+    shapes, handles = shapes_of(files, stack)
+    for target, name in plan_of(module, shapes):
+        yield target, handles[name].get_tensor(name)
+
+
+def shapes_of(
+    files: Sequence[Path], stack: ExitStack
+) -> tuple[dict[str, tuple[tuple[int, ...], bool]], dict[str, Any]]:
+    """Return the shape of each tensor in safetensors files, with whether it holds real numbers, and its open file."""
     handles = {}
     shapes = {}
     for file in files:
@@ -138,8 +148,7 @@ def _pairs(module: nn.Module, files: Sequence[Path], stack: ExitStack) -> Iterat
             view = handle.get_slice(name)
             handles[name] = handle
             shapes[name] = (tuple(view.get_shape()), view.get_dtype() in _FLOATING)
-    for target, name in plan_of(module, shapes):
-        yield target, handles[name].get_tensor(name)
+    return shapes, handles
 
 
 def plan_of(module: nn.Module, shapes: Mapping[str, tuple[tuple[int, ...], bool]]) -> list[tuple[Tensor, str]]:
