@@ -59,7 +59,7 @@ DRIVER_METRICS: dict[str, Metric] = {
         "tokens", "Tokens of a sequence per decode pass, mean, if transformers generates; 1 without drafts."
     ),
     "generation/engine_factor": Metric(
-        "times",
+        "number",
         "How many times as long as by the table of its GPU the engine takes, median of the newest requests. Tables have"
         " the kernels alone; an engine schedules and samples besides. `rlhfless plan --trace` counts it.",
     ),
