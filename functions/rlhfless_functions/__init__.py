@@ -19,6 +19,7 @@ What the stages share:
 - `weights/`: models in the Hugging Face layout.
 - `data/`: datasets, rollouts and traces.
 - `rewards/`: the user's rewards and the built-in verifiers.
+- `environments/`: what answers the turns of a response.
 - `algorithms/`: the mathematics of reinforcement learning.
 - `model/`: forward passes with gradients.
 - `distributed/`: processes that learn together.

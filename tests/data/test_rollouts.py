@@ -243,3 +243,32 @@ def test_spans_say_of_each_token_what_sampled_it(lengths: list[tuple[int, int]])
     assert [span.version for span in spans] == sorted({*sampled_by}), "one span a version"
     ends = [0, *(span.end for span in spans)]
     assert [span.start for span in spans] == ends[:-1]
+
+
+def test_given_spans_and_the_outcome_of_an_episode_are_read_as_they_were_written(tmp_path: Path) -> None:
+    plain = GeneratedSample(1, 0, [1], [2, 3], [-1.0, -2.0], "stop", [VersionSpan(0, 0, 2)])
+    episode = GeneratedSample(
+        1, 1, [1], [2, 3, 4], [-1.0, 0.0, -2.0], "stop", [VersionSpan(0, 0, 3)], [(1, 2)], {"score": 0.5}
+    )
+    part = str(tmp_path / "part.parquet")
+    write_rollouts(part, [plain, episode])
+    assert read_rollouts([part]) == {plain.key: plain, episode.key: episode}
+    assert (plain.sampled_tokens, episode.sampled_tokens) == (2, 2)
+    prepared = [PreparedSample(**vars(sample)) for sample in (plain, episode)]
+    write_prepared(part, prepared)
+    assert list(read_prepared([part]).values()) == prepared
+
+
+def test_a_part_without_an_environment_has_the_columns_that_it_always_had(tmp_path: Path) -> None:
+    part = str(tmp_path / "part.parquet")
+    write_rollouts(part, [GeneratedSample(1, 0, [1], [2], [-1.0], "stop", [VersionSpan(0, 0, 1)])])
+    assert pq.read_schema(part).names == [
+        "prompt", "index", "prompt_tokens", "response_tokens", "log_probs", "finish_reason", "versions",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("spans", [[(1, 1)], [(1, 3), (2, 4)], [(3, 5)], [(-1, 1)]])
+def test_given_spans_that_are_not_in_order_are_refused(tmp_path: Path, spans: list[tuple[int, int]]) -> None:
+    sample = GeneratedSample(1, 0, [1], [2] * 4, [0.0] * 4, "stop", [VersionSpan(0, 0, 4)], spans)
+    with pytest.raises(ValueError, match="given spans"):
+        write_rollouts(str(tmp_path / "part.parquet"), [sample])

@@ -37,8 +37,13 @@ def write_table(uri: str, columns: Mapping[str, Sequence[Any]], schema: pa.Schem
     artifacts.write_bytes(uri, artifacts.seal(buffer.getvalue()))
 
 
-def read_table(uri: str, schema: pa.Schema) -> pa.Table:
+def read_table(uri: str, schema: pa.Schema, optional: Sequence[pa.Field] = ()) -> pa.Table:
     """Read the columns of a schema.
+
+    Args:
+        uri: the file.
+        schema: columns that it must have.
+        optional: columns that are read if it has them.
 
     Raises:
         ArtifactMissingError: the file can't be read.
@@ -48,7 +53,10 @@ def read_table(uri: str, schema: pa.Schema) -> pa.Table:
     if not artifacts.is_sound(data):
         raise unreadable(uri, "its checksum is another: some of it has changed since it was written")
     try:
-        return table_of(data).select(schema.names).cast(schema)
+        table = table_of(data)
+        present = [field for field in optional if field.name in table.column_names]
+        wanted = pa.schema([*schema, *present]) if present else schema
+        return table.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, ValueError, OSError) as error:
         raise unreadable(uri, str(error)) from error
 

@@ -1,9 +1,11 @@
 """Generated and prepared samples, as Parquet files for plain pyarrow and pandas. Without torch."""
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar, get_args
+from itertools import pairwise
+from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -34,6 +36,18 @@ ROLLOUT_SCHEMA = pa.schema(
     ]
 )
 """Columns of a rollout part."""
+
+_EPISODE_COLUMNS = [
+    pa.field(
+        "given",
+        pa.list_(
+            pa.struct([pa.field("start", pa.int32(), nullable=False), pa.field("end", pa.int32(), nullable=False)])
+        ),
+        nullable=False,
+    ),
+    pa.field("outcome", pa.string()),
+]
+"""Further columns of a part with samples of an environment; the outcome is JSON."""
 
 PREPARED_SCHEMA = pa.schema(
     [
@@ -79,6 +93,20 @@ def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -
     return [*spans, VersionSpan(version, start, length)]
 
 
+def given_tokens(given: Iterable[tuple[int, int]], start: int = 0, end: int | None = None) -> int:
+    """Return the number of given tokens, in a span of the response or in all of it."""
+    return sum(max(0, (last if end is None else min(last, end)) - max(first, start)) for first, last in given)
+
+
+def sampled_places(length: int, given: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the places of the sampled tokens in a response of this length."""
+    start, places = 0, list[int]()
+    for first, last in given:
+        places += range(start, first)
+        start = last
+    return [*places, *range(start, length)]
+
+
 @dataclass
 class GeneratedSample:
     """One response to one prompt, finished or not."""
@@ -89,13 +117,23 @@ class GeneratedSample:
     """Number of the sample in its group."""
     prompt_tokens: list[int]
     response_tokens: list[int]
-    """Sampled tokens, including EOS if it was sampled."""
+    """Tokens after the prompt, including EOS if it was sampled."""
     log_probs: list[float]
     """Log-probability of each response token at the sampling temperature."""
     finish_reason: FinishReason
     """`cut` if the response is unfinished."""
     versions: list[VersionSpan]
     """Consecutive spans that cover the response."""
+    given: list[tuple[int, int]] = field(default_factory=list)
+    """Spans [start, end) of the response that an environment gave, in order. Nobody sampled them, so they teach nothing;
+    lists of numbers have a 0 at each of their tokens."""
+    outcome: dict[str, Any] | None = None
+    """The outcome of the sample's episode, if it had one."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of response tokens that the policy sampled."""
+        return len(self.response_tokens) - given_tokens(self.given)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -187,6 +225,9 @@ def _check(rollout: GeneratedSample) -> None:
         end = span.end
     if end != length:
         raise ValueError(f"sample {rollout.key}: version spans cover {end} of {length} response tokens")
+    ends = [0, *(place for span in rollout.given for place in span), length]
+    if any(after < before for before, after in pairwise(ends)) or any(start == end for start, end in rollout.given):
+        raise ValueError(f"sample {rollout.key}: given spans {rollout.given} are not in order in {length} tokens")
 
 
 # --- prepared samples --------------------------------------------------------------------------------------------
@@ -230,6 +271,10 @@ def read_prepared(
 def _write(uri: str, rows: Sequence[GeneratedSample], schema: pa.Schema) -> None:
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     columns["versions"] = [[vars(span) for span in spans] for spans in columns["versions"]]
+    if any(row.given or row.outcome is not None for row in rows):
+        schema = pa.schema([*schema, *_EPISODE_COLUMNS])
+        columns["given"] = [[{"start": start, "end": end} for start, end in row.given] for row in rows]
+        columns["outcome"] = [None if row.outcome is None else json.dumps(row.outcome) for row in rows]
     write_table(uri, columns, schema)
 
 
@@ -242,12 +287,17 @@ def _read_all(
     chosen = None if wanted is None else set(wanted)
     places = list(dict.fromkeys(uris))
     with ThreadPoolExecutor(max(1, min(8, len(places)))) as pool:
-        for uri, table in zip(places, pool.map(lambda place: read_table(place, schema), places), strict=True):
+        for uri, table in zip(
+            places, pool.map(lambda place: read_table(place, schema, _EPISODE_COLUMNS), places), strict=True
+        ):
             if chosen is not None:
                 keys = zip(table["prompt"].to_pylist(), table["index"].to_pylist(), strict=True)
                 table = table.filter(array([key in chosen for key in keys], pa.bool_()))
-            columns = {name: values(table[name]) for name in schema.names}
+            columns = {name: values(table[name]) for name in table.column_names}
             columns["versions"] = [[VersionSpan(**span) for span in spans] for spans in columns["versions"]]
+            if "given" in columns:
+                columns["given"] = [[(span["start"], span["end"]) for span in spans] for spans in columns["given"]]
+                columns["outcome"] = [None if text is None else json.loads(text) for text in columns["outcome"]]
             if "reward_terms" in columns:
                 columns["reward_terms"] = [dict(terms) for terms in columns["reward_terms"]]
             if not set(columns["finish_reason"]) <= set(get_args(FinishReason)):

@@ -1,0 +1,4 @@
+"""Environments: what answers a response's turns.
+
+- `episodes`: the seam between generation and environments.
+"""
