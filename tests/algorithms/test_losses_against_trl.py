@@ -167,6 +167,21 @@ def test_samples_that_are_masked_change_nothing_of_dr_grpo_s_step(grpo: GRPOTrai
     torch.testing.assert_close(ours[1], our_loss(AlgorithmSettings(name="dr_grpo"), scored_zero)[1])
 
 
+@pytest.mark.parametrize("name", GRPO_FAMILY)
+@pytest.mark.parametrize("seed", range(5))
+def test_given_tokens_are_trl_s_tool_tokens(grpo: GRPOTrainer, name: Any, seed: int) -> None:
+    batch = random_batch(seed)
+    tool_mask = torch.rand(SAMPLES, LONGEST, generator=torch.Generator().manual_seed(seed)) > 0.4
+    tool_mask[:, 0] = True
+    whole, batch.mask = batch.mask, batch.mask & tool_mask
+    batch.lengths = batch.mask.sum(-1).tolist()
+    padded = {"completion_mask": whole.long(), "tool_mask": torch.where(whole, tool_mask, True).long()}
+    with changed(grpo, **GRPO_FAMILY[name]):
+        theirs = trl_loss(grpo, batch, old_per_token_logps=batch.old, **padded)
+    assert not theirs[1][~batch.mask].any()
+    assert_equal(f"{name} objective with tools", our_loss(AlgorithmSettings(name=name), batch), theirs)
+
+
 def without(batch: SimpleNamespace, masked: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Mask and lengths of a batch some of whose samples are left out of the loss."""
     mask = batch.mask & ~masked[:, None]

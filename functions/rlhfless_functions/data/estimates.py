@@ -20,12 +20,13 @@ def estimate_samples(
         rewards: the job's, for their weights; needed with `advantage_normalization: group_per_reward`.
 
     Returns:
-        A row for each sample, as long as the longest response. Its numbers do not depend on the other rows' lengths.
+        A row for each sample with a number for each sampled token, as long as the longest. Its numbers do not depend on
+        the other rows' lengths.
 
     Raises:
         ValueError: samples lack values or log-probabilities that the algorithm needs.
     """
-    lengths = [len(sample.response_tokens) for sample in samples]
+    lengths = [sample.sampled_tokens for sample in samples]
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return estimate_advantages(
         algorithm,
@@ -34,16 +35,16 @@ def estimate_samples(
         terms=[
             (reward.weight, [(sample.reward_terms or {}).get(reward.name) for sample in samples]) for reward in rewards
         ],
-        log_probs=_padded([sample.old_log_probs or sample.log_probs for sample in samples]),
-        reference_log_probs=_padded([sample.reference_log_probs for sample in samples]),
-        values=_padded([sample.values for sample in samples]),
+        log_probs=_padded(samples, [sample.old_log_probs or sample.log_probs for sample in samples]),
+        reference_log_probs=_padded(samples, [sample.reference_log_probs for sample in samples]),
+        values=_padded(samples, [sample.values for sample in samples]),
     )
 
 
-def _padded(rows: Sequence[list[float] | None]) -> torch.Tensor | None:
+def _padded(samples: Sequence[PreparedSample], numbers: Sequence[list[float] | None]) -> torch.Tensor | None:
     """Return float64 [samples, longest], right-padded with 0; None if any row is None."""
-    present = [row for row in rows if row is not None]
-    if len(present) < len(rows):
+    present = [sample.of_sampled(row) for sample, row in zip(samples, numbers, strict=True) if row is not None]
+    if len(present) < len(numbers):
         return None
     width = max(map(len, present))
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in present], dtype=torch.float64)

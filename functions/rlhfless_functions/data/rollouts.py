@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, TypeVar, get_args
 
 import pyarrow as pa
@@ -67,6 +67,9 @@ PREPARED_SCHEMA = pa.schema(
 """Columns of a prepared part."""
 
 
+_Number = TypeVar("_Number")
+
+
 @dataclass(frozen=True)
 class VersionSpan:
     """Response tokens `start` (inclusive) to `end` (exclusive) that one weights version sampled."""
@@ -93,20 +96,6 @@ def continued_spans(earlier: Sequence[VersionSpan], version: int, length: int) -
     return [*spans, VersionSpan(version, start, length)]
 
 
-def given_tokens(given: Iterable[tuple[int, int]], start: int = 0, end: int | None = None) -> int:
-    """Return the number of given tokens, in a span of the response or in all of it."""
-    return sum(max(0, (last if end is None else min(last, end)) - max(first, start)) for first, last in given)
-
-
-def sampled_places(length: int, given: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the places of the sampled tokens in a response of this length."""
-    start, places = 0, list[int]()
-    for first, last in given:
-        places += range(start, first)
-        start = last
-    return [*places, *range(start, length)]
-
-
 @dataclass
 class GeneratedSample:
     """One response to one prompt, finished or not."""
@@ -125,15 +114,36 @@ class GeneratedSample:
     versions: list[VersionSpan]
     """Consecutive spans that cover the response."""
     given: list[tuple[int, int]] = field(default_factory=list)
-    """Spans [start, end) of the response that an environment gave, in order. Nobody sampled them, so they teach nothing;
-    lists of numbers have a 0 at each of their tokens."""
+    """Spans [start, end) of the response that an environment gave, in order. Nobody sampled their tokens, so they teach
+    nothing. Lists of numbers have a 0 at each of them."""
     outcome: dict[str, Any] | None = None
     """The outcome of the sample's episode, if it had one."""
 
     @property
     def sampled_tokens(self) -> int:
         """Number of response tokens that the policy sampled."""
-        return len(self.response_tokens) - given_tokens(self.given)
+        return self.sampled_between(0, len(self.response_tokens))
+
+    def sampled_between(self, start: int, end: int) -> int:
+        """Return the number of sampled tokens in a span of the response."""
+        return end - start - sum(max(0, min(end, last) - max(start, first)) for first, last in self.given)
+
+    def of_sampled(self, numbers: Sequence[_Number]) -> Sequence[_Number]:
+        """Return the numbers of the sampled tokens, from those of all response tokens."""
+        if not self.given:
+            return numbers
+        return [number for start, end in self._sampled_spans() for number in numbers[start:end]]
+
+    def of_response(self, numbers: Sequence[float]) -> list[float]:
+        """Return numbers of all response tokens, from those of the sampled ones."""
+        found, left = [0.0] * len(self.response_tokens), iter(numbers)
+        for start, end in self._sampled_spans():
+            found[start:end] = islice(left, end - start)
+        return found
+
+    def _sampled_spans(self) -> Iterator[tuple[int, int]]:
+        bounds = [0, *chain.from_iterable(self.given), len(self.response_tokens)]
+        return zip(bounds[::2], bounds[1::2], strict=True)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -225,7 +235,7 @@ def _check(rollout: GeneratedSample) -> None:
         end = span.end
     if end != length:
         raise ValueError(f"sample {rollout.key}: version spans cover {end} of {length} response tokens")
-    ends = [0, *(place for span in rollout.given for place in span), length]
+    ends = [0, *chain.from_iterable(rollout.given), length]
     if any(after < before for before, after in pairwise(ends)) or any(start == end for start, end in rollout.given):
         raise ValueError(f"sample {rollout.key}: given spans {rollout.given} are not in order in {length} tokens")
 
@@ -287,9 +297,8 @@ def _read_all(
     chosen = None if wanted is None else set(wanted)
     places = list(dict.fromkeys(uris))
     with ThreadPoolExecutor(max(1, min(8, len(places)))) as pool:
-        for uri, table in zip(
-            places, pool.map(lambda place: read_table(place, schema, _EPISODE_COLUMNS), places), strict=True
-        ):
+        tables = pool.map(lambda place: read_table(place, schema, _EPISODE_COLUMNS), places)
+        for uri, table in zip(places, tables, strict=True):
             if chosen is not None:
                 keys = zip(table["prompt"].to_pylist(), table["index"].to_pylist(), strict=True)
                 table = table.filter(array([key in chosen for key in keys], pa.bool_()))

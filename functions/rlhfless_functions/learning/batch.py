@@ -75,7 +75,7 @@ class MicroBatch:
     """The input of one forward and backward pass; tensors are [n, R], right-padded, on the model's device."""
 
     tokens: RaggedBatch | ResponseBatch
-    """Every token of its responses is in the loss."""
+    """Every sampled token of its responses is in the loss."""
     numbers: dict[str, torch.Tensor]
     """float32 numbers by name, 0 on padding.
 
@@ -107,10 +107,12 @@ class TrainingBatch:
     ) -> None:
         self.samples = samples
         self.lengths = [len(sample.response_tokens) for sample in samples]
-        self.counted = [length if sample.mask else 0 for length, sample in zip(self.lengths, samples, strict=True)]
+        self.sampled = [sample.sampled_tokens for sample in samples]
+        self.counted = [tokens if sample.mask else 0 for tokens, sample in zip(self.sampled, samples, strict=True)]
         self._algorithm = algorithm
         self._factors = factors
-        self._starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        # Numbers are those of sampled tokens alone.
+        self._starts = np.concatenate([[0], np.cumsum(self.sampled)])
         self._numbers: dict[str, torch.Tensor] = {}
         learning = [sample for sample, counted in zip(samples, self.counted, strict=True) if counted]
         self.needs_values = (
@@ -128,8 +130,8 @@ class TrainingBatch:
                     raise TaskError("data_invalid", f"step {step}: a sample has no {field}; prepare the step again")
                 continue
             rows = [
-                numbers if (numbers := getattr(sample, field)) is not None else [0.0] * length
-                for sample, length in zip(samples, self.lengths, strict=True)
+                sample.of_sampled(numbers) if (numbers := getattr(sample, field)) is not None else [0.0] * tokens
+                for sample, tokens in zip(samples, self.sampled, strict=True)
             ]
             self._numbers[name] = torch.from_numpy(np.concatenate([np.asarray(row, np.float32) for row in rows]))
         if "advantages" in self:
@@ -143,7 +145,7 @@ class TrainingBatch:
         """Set the policy's log-probabilities from before the step's first update.
 
         Args:
-            found: samples, and the log-probabilities of their response tokens, sample by sample.
+            found: samples, and the log-probabilities of their sampled tokens, sample by sample.
         """
         flat = torch.zeros(int(self._starts[-1]))
         for rows, numbers in found:
@@ -154,13 +156,14 @@ class TrainingBatch:
         """Set the critic's values from before the step's first update, and estimate advantages and returns with them.
 
         Args:
-            found: every sample in the loss, and the values at its response tokens, sample by sample.
+            found: every sample in the loss, and the values at its sampled tokens, sample by sample.
         """
         self._numbers |= {name: torch.zeros(int(self._starts[-1])) for name in _ESTIMATED}
         for rows, numbers in found:
-            of_rows = numbers.split([self.lengths[row] for row in rows])
+            of_rows = numbers.split([self.sampled[row] for row in rows])
             valued = [
-                replace(self.samples[row], values=values.tolist()) for row, values in zip(rows, of_rows, strict=True)
+                replace(self.samples[row], values=self.samples[row].of_response(values.tolist()))
+                for row, values in zip(rows, of_rows, strict=True)
             ]
             estimate, places = estimate_samples(valued, self._algorithm), self._places(rows)
             assert estimate.returns is not None
@@ -215,7 +218,7 @@ class TrainingBatch:
     def _weigh_advantages(self) -> None:
         """Whiten them where the algorithm does, and multiply them by the samples' factors."""
         advantages = self._numbers["advantages"]
-        lengths = torch.tensor(self.lengths)
+        lengths = torch.tensor(self.sampled)
         if self._algorithm.whiten_over == "tokens":
             mask = torch.tensor([sample.mask for sample in self.samples]).repeat_interleave(lengths)
             advantages = normalize_batch(advantages, mask)
@@ -226,11 +229,11 @@ class TrainingBatch:
             whitened = normalize_samples(advantages[first[some]], scored)
             advantages = whitened.repeat_interleave(lengths[some])
         if any(factor != 1 for factor in self._factors):
-            advantages *= torch.from_numpy(np.repeat(np.asarray(self._factors, np.float32), self.lengths))
+            advantages *= torch.from_numpy(np.repeat(np.asarray(self._factors, np.float32), self.sampled))
         self._numbers["advantages"] = advantages
 
     def _places(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return the indices of the samples' response tokens in the batch's numbers."""
+        """Return the indices of the samples' sampled tokens in the batch's numbers."""
         return torch.from_numpy(np.concatenate([np.arange(self._starts[row], self._starts[row + 1]) for row in rows]))
 
 

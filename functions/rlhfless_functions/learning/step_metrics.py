@@ -48,8 +48,8 @@ def step_metrics(report: StepReport, batch: TrainingBatch, algorithm: AlgorithmS
     return metrics | {
         "policy/learning_rate": report.learning_rate,
         "policy/updates": float(len(report.policy.losses)),
-        "lengths/mean": statistics.fmean(batch.lengths),
-        "lengths/max": float(max(batch.lengths)),
+        "lengths/mean": statistics.fmean(batch.sampled),
+        "lengths/max": float(max(batch.sampled)),
         "batch/samples": float(len(batch.samples)),
         "batch/masked_samples": float(sum(not sample.mask for sample in batch.samples)),
         "batch/zero_variance_groups": float(sum(len(rewards) == 1 for rewards in groups.values())),

@@ -7,7 +7,7 @@ Logits are computed only for response tokens, in float32 from the head on (as Sc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -34,9 +34,9 @@ class RaggedBatch:
     response_ids: torch.Tensor
     """[n, R] token ids of the responses."""
     response_mask: torch.Tensor
-    """[n, R] bool: True on the tokens of the response, False on padding."""
+    """[n, R] bool: True on the tokens of the response that get a number: all but given ones. False on padding."""
     positions: torch.Tensor
-    """[number of response tokens] index into `input_ids.flatten()` of the token before each response token."""
+    """[number of these tokens] index into `input_ids.flatten()` of the token before each."""
     packing: Packing | None = None
     """Positions of the samples, if they are packed."""
 
@@ -49,6 +49,10 @@ class RaggedBatch:
             self.positions.to(device),
             self.packing,
         )
+
+    def only(self, sampled: torch.Tensor) -> "RaggedBatch":
+        """Return the batch with numbers for these response tokens alone, [n, R] bool. The others are still read."""
+        return replace(self, response_mask=sampled, positions=self.positions[sampled[self.response_mask]])
 
 
 def collate(

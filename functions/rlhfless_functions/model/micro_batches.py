@@ -68,11 +68,21 @@ def prompt_numbers(samples: Sequence[GeneratedSample], block: Block, run: Sequen
 def collate_run(
     samples: Sequence[GeneratedSample], block: Block, run: Sequence[int], pad_id: int, *, packed: bool
 ) -> RaggedBatch | ResponseBatch:
-    """Return the tokens of one of a block's runs: those of the responses alone if the block has their prompts."""
+    """Return the tokens of one of a block's runs: those of the responses alone if the block has their prompts. Given
+    tokens are read, and get no number."""
     responses = [samples[row].response_tokens for row in run]
+    batch: RaggedBatch | ResponseBatch
     if block.prompts:
-        return collate_responses(prompt_numbers(samples, block, run), responses, pad_id, packed=packed)
-    return collate([samples[row].prompt_tokens for row in run], responses, pad_id, packed=packed)
+        batch = collate_responses(prompt_numbers(samples, block, run), responses, pad_id, packed=packed)
+    else:
+        batch = collate([samples[row].prompt_tokens for row in run], responses, pad_id, packed=packed)
+    if not any(samples[row].given for row in run):
+        return batch
+    sampled = batch.response_mask.clone()
+    for place, row in enumerate(run):
+        for start, end in samples[row].given:
+            sampled[place, start:end] = False
+    return batch.only(sampled)
 
 
 def _cut(lengths: Sequence[int], budget_tokens: int, packed: bool) -> list[list[int]]:

@@ -10,7 +10,7 @@ The numbers equal those of passing each sample whole, up to rounding.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,7 +43,7 @@ class PackedResponses:
     numbers: list[int]
     """Index in the block of each of these responses' prompts."""
     order: torch.Tensor
-    """[number of response tokens] index of the token before each response token. An index i below the number of
+    """[number of tokens that get a number] index of the token before each of them. An index i below the number of
     responses is the last token of response i's prompt; higher ones count the tokens of the row."""
 
     @classmethod
@@ -72,7 +72,7 @@ class ResponseBatch:
     response_ids: torch.Tensor
     """[n, R] token ids, right-padded."""
     response_mask: torch.Tensor
-    """[n, R] bool: True on the tokens of the response, False on padding."""
+    """[n, R] bool: True on the tokens of the response that get a number: all but given ones. False on padding."""
     packed: PackedResponses | None = None
     """The responses' inputs in one row, if the prompts are in one row too."""
 
@@ -81,6 +81,12 @@ class ResponseBatch:
         return ResponseBatch(
             self.prompts.to(device), self.response_ids.to(device), self.response_mask.to(device), self.packed
         )
+
+    def only(self, sampled: torch.Tensor) -> "ResponseBatch":
+        """Return the batch with numbers for these response tokens alone, [n, R] bool. The others are still read."""
+        kept, packed = sampled[self.response_mask], self.packed
+        packed = packed if packed is None else replace(packed, order=packed.order[kept])
+        return replace(self, response_mask=sampled, packed=packed)
 
 
 def can_share_prompts(body: PreTrainedModel) -> bool:

@@ -26,7 +26,7 @@ def chunk_metrics(
     metrics: dict[str, float] = {
         "groups/count": len(results),
         "zero_variance_groups/count": sum(result.reward is not None and result.spread == 0 for result in results),
-        "lengths/sum": sum(len(sample.response_tokens) for sample in samples),
+        "lengths/sum": sum(sample.sampled_tokens for sample in samples),
         "lengths/count": len(samples),
         "prompt_lengths/sum": sum(prompt_lengths),
         "prompt_lengths/count": len(results),
@@ -38,12 +38,12 @@ def chunk_metrics(
     theirs: list[float] = []
     for sample in samples:
         if sample.reference_log_probs is not None:
-            ours += sample.old_log_probs or sample.log_probs
-            theirs += sample.reference_log_probs
+            ours += sample.of_sampled(sample.old_log_probs or sample.log_probs)
+            theirs += sample.of_sampled(sample.reference_log_probs)
     if ours:
         distance = kl_estimate(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64), "k3")
         metrics |= {"kl/reference/sum": float(distance.sum()), "kl/reference/count": len(ours)}
-    values = [value for sample in samples for value in sample.values or []]
+    values = [value for sample in samples for value in sample.of_sampled(sample.values or [])]
     if values:
         metrics |= {"values/sum": math.fsum(values), "values/count": len(values)}
     return metrics

@@ -277,13 +277,14 @@ def _examples(
             response=_readable(str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True))),
             reward=sample.reward,
             terms=sample.reward_terms,
-            advantage=math.fsum(sample.advantages) / len(sample.advantages) if sample.advantages else None,
-            tokens=len(sample.response_tokens),
+            advantage=math.fsum(sample.advantages) / tokens if sample.advantages and tokens else None,
+            tokens=tokens,
             finish_reason=sample.finish_reason,
             version=sample.versions[-1].version if sample.versions else 0,
         )
         for group in groups
         for sample in group.samples
+        for tokens in (sample.sampled_tokens,)
         if sample.key in wanted
     ]
 
@@ -310,24 +311,30 @@ def _finish(request: PrepareRequest, group: _Group, scores: Scores, number: int)
     if request.purpose == "training" and request.advantages:
         _advantages(request, group.samples)
     sampled: Counter[int] = Counter()
-    for span in (span for sample in group.samples for span in sample.versions):
-        sampled[span.version] += span.end - span.start
+    for sample in group.samples:
+        for span in sample.versions:
+            sampled[span.version] += sample.sampled_between(span.start, span.end)
     return GroupResult(
         prompt=group.prompt.row,
         reward=mean,
         spread=spread,
         in_loss=any(sample.mask for sample in group.samples),
         sampled=[SampledTokens(version=version, tokens=tokens) for version, tokens in sorted(sampled.items())],
-        switched_responses=sum(len(sample.versions) > 1 for sample in group.samples),
+        switched_responses=sum(_policies(sample) > 1 for sample in group.samples),
     )
+
+
+def _policies(sample: PreparedSample) -> int:
+    """Return the number of weights versions that sampled a response."""
+    return sum(sample.sampled_between(span.start, span.end) > 0 for span in sample.versions)
 
 
 def _advantages(request: PrepareRequest, samples: Sequence[PreparedSample]) -> None:
     estimate = estimate_samples(samples, request.algorithm, request.rewards)
     for row, sample in enumerate(samples):
-        length = len(sample.response_tokens)
-        sample.advantages = estimate.advantages[row, :length].tolist()
-        sample.returns = None if estimate.returns is None else estimate.returns[row, :length].tolist()
+        tokens, returns = sample.sampled_tokens, estimate.returns
+        sample.advantages = sample.of_response(estimate.advantages[row, :tokens].tolist())
+        sample.returns = None if returns is None else sample.of_response(returns[row, :tokens].tolist())
 
 
 def _spread(request: PrepareRequest, terms: dict[str, list[float | None]], rewards: list[float | None]) -> float:
