@@ -11,8 +11,9 @@ Stage = Literal["generation", "preparation", "learning"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """Stages in the order of a step."""
 Purpose = Literal["training", "evaluation"]
-FinishReason = Literal["stop", "truncated", "cut"]
-"""`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished."""
+FinishReason = Literal["stop", "truncated", "cut", "turn"]
+"""`stop`: EOS or a stop string. `truncated`: the longest response was reached. `cut`: moved or drained, unfinished.
+`turn`: a turn has ended, and the environment has not answered."""
 
 
 class UnsupportedProtocolError(ValueError):

@@ -110,7 +110,7 @@ class GeneratedSample:
     log_probs: list[float]
     """Log-probability of each response token at the sampling temperature."""
     finish_reason: FinishReason
-    """`cut` if the response is unfinished."""
+    """`cut` or `turn` if the response is unfinished."""
     versions: list[VersionSpan]
     """Consecutive spans that cover the response."""
     given: list[tuple[int, int]] = field(default_factory=list)
@@ -153,7 +153,7 @@ class GeneratedSample:
     @property
     def finished(self) -> bool:
         """Whether the response is complete."""
-        return self.finish_reason != "cut"
+        return self.finish_reason not in ("cut", "turn")
 
 
 @dataclass

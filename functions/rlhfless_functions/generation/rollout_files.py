@@ -116,7 +116,7 @@ def announced(rollouts: Iterable[GeneratedSample]) -> list[FinishedSample]:
         FinishedSample(
             prompt=rollout.prompt,
             index=rollout.index,
-            tokens=len(rollout.response_tokens),
+            tokens=rollout.sampled_tokens,
             finish_reason=rollout.finish_reason,
         )
         for rollout in rollouts

@@ -8,6 +8,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import DecodeCounts, GenerationRequest, GenerationResult, Progress, WeightsFetched
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rollouts import GeneratedSample, continued_spans
+from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     Engine,
@@ -21,6 +22,7 @@ from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.resumption import EarlierSamples
 from rlhfless_functions.generation.rollout_files import FlushSchedule, RolloutPublisher
+from rlhfless_functions.generation.turns.conversations import Conversations
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Share:
         earlier: EarlierSamples,
         publisher: RolloutPublisher,
         clock: Callable[[], float],
+        episodes: Episodes | None = None,
     ) -> None:
         self._request = request
         self._context = context
@@ -57,6 +60,12 @@ class Share:
             for sample in request.samples
             if (sample.prompt, sample.index) not in finished
         ]
+        self._conversations: Conversations | None = None
+        if episodes is not None:
+            given = {key: rollout.given for key, rollout in earlier.partial.items()}
+            away = [key for key, rollout in earlier.partial.items() if rollout.finish_reason == "turn"]
+            longest = request.sampling.max_response_tokens
+            self._conversations = Conversations(episodes, prompts, longest, given, away)
         self._finished = len(finished)
         self._left_of_group = Counter(task.prompt for task in self.tasks)
         self._pending: list[GeneratedSample] = []
@@ -70,6 +79,8 @@ class Share:
         self._run = engine.start(
             self.tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache
         )
+        if self._conversations is not None:
+            self._conversations.open(self._run)
         return self._run
 
     def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:
@@ -86,7 +97,7 @@ class Share:
         # This part has the samples of all sinks, for a later attempt.
         self._publish(partials=True)
         first = True
-        while (run.running or run.waiting) and self._context.stop_reason is None:
+        while (run.running or run.waiting or self._away) and self._context.stop_reason is None:
             self._take(self._step(run), schedule)
             now = self._clock()
             if first:
@@ -95,6 +106,9 @@ class Share:
                 logger.info("first tokens sampled", extra={"fields": seconds})
             self._publisher.check()
             due = schedule.due(now, len(self._pending))
+            if self._conversations is not None and self._publisher.idle:
+                self._conversations.go_on(run)
+                due = "everything" if self._conversations.unstored else due
             if due != "nothing" and self._publisher.idle:
                 self._publish(partials=due == "everything")
                 schedule.flushed(now)
@@ -122,7 +136,8 @@ class Share:
 
     def _step(self, run: EngineRun) -> list[SequenceResult]:
         try:
-            return run.step()
+            results = run.step()
+            return results if self._conversations is None else self._conversations.take(run, results)
         except TaskError:
             # The engine has failed, but its earlier samples are valid: publish them for the next attempt.
             self._publish(partials=True)
@@ -146,11 +161,16 @@ class Share:
 
     def _publish(self, *, partials: bool) -> None:
         unfinished = self._run.unfinished() if self._run and partials else []
+        if self._conversations is not None and partials:
+            unfinished += self._conversations.unfinished()
+            self._conversations.storing()
         self._publisher.publish(self._pending, [self._rollout(result) for result in unfinished])
         self._pending = []
 
     def _rollout(self, result: SequenceResult) -> GeneratedSample:
-        earlier = self._earlier_spans.get((result.prompt, result.index), ())
+        key, told = (result.prompt, result.index), self._conversations
+        void = told is not None and key in told.restarted
+        earlier = () if void else self._earlier_spans.get(key, ())
         return GeneratedSample(
             prompt=result.prompt,
             index=result.index,
@@ -159,16 +179,33 @@ class Share:
             log_probs=result.log_probs,
             finish_reason=result.finish_reason,
             versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
+            given=told.given(key) if told is not None else [],
+            outcome=told.outcome(key) if told is not None else None,
         )
+
+    @property
+    def _away(self) -> int:
+        """Number of unfinished samples that are not in the run."""
+        return self._conversations.away if self._conversations is not None else 0
+
+    def _sampled(self, lengths: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Return lengths of responses without given tokens."""
+        told = self._conversations
+        if told is None:
+            return lengths
+        return [
+            (prompt, index, tokens - sum(end - start for start, end in told.given((prompt, index))))
+            for prompt, index, tokens in lengths
+        ]
 
     def _progress(self, run: EngineRun, settled: int | None) -> Progress:
         return Progress(
             prefetched_version=settled,
             finished=self._finished,
             running=run.running,
-            waiting=run.waiting,
+            waiting=run.waiting + self._away,
             tokens=run.computed.response,
-            lengths=run.lengths(),
+            lengths=self._sampled(run.lengths()),
             decoding=run.decoding(),
         )
 

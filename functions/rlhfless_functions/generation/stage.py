@@ -8,7 +8,8 @@ the older weights instead, as far as it has them.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
@@ -20,6 +21,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, read_prompts
+from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
@@ -40,6 +42,7 @@ class Generator:
         engine: the engine; by default the engine of the settings.
         clock: monotonic seconds.
         settings: settings of the engine, until a request brings others.
+        episodes_of: opens the environments of a request; None if its responses have one turn.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class Generator:
         engine: Engine | None = None,
         clock: Callable[[], float] = time.monotonic,
         settings: EngineSettings | None = None,
+        episodes_of: Callable[[GenerationRequest], Episodes | None] = lambda request: None,
     ) -> None:
         self._given = engine
         self._clock = clock
+        self._episodes_of = episodes_of
         self._settings = settings or EngineSettings()
         self._made: tuple[EngineChoice, EngineSettings, Engine] | None = None
         self._told = artifacts.fetched()
@@ -97,8 +102,11 @@ class Generator:
             earlier = find_earlier(places, wanted, _versions(request), request.known_until)
             for part, rollouts in earlier.finished.items():
                 context.emit(Samples(samples=announced(rollouts), part=part))
-            with RolloutPublisher(request.sink, parts, context.emit) as publisher:
-                share = Share(request, context, prompts, earlier, publisher, self._clock)
+            with (
+                RolloutPublisher(request.sink, parts, context.emit) as publisher,
+                self._episodes(request) as episodes,
+            ):
+                share = Share(request, context, prompts, earlier, publisher, self._clock, episodes)
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
@@ -116,6 +124,16 @@ class Generator:
                         if context.stop_reason == "drain":
                             self._prefetcher.stop()
         return share.result()
+
+    @contextmanager
+    def _episodes(self, request: GenerationRequest) -> Iterator[Episodes | None]:
+        """Open the environments of a request, and close them at its end."""
+        episodes = self._episodes_of(request)
+        try:
+            yield episodes
+        finally:
+            if episodes is not None:
+                episodes.close()
 
     def sleep(self) -> None:
         """Give the device's memory back. The choice of the engine stays.

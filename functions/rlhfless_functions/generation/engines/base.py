@@ -59,9 +59,10 @@ class SequenceTask:
     seed: int
     """64-bit key of the sample's own random numbers."""
     response_tokens: Sequence[int] = field(default=())
-    """Tokens sampled before, with these weights or older ones; fewer than the longest response, and unfinished."""
+    """Tokens sampled or given before, with these weights or older ones; fewer than the longest response, and
+    unfinished."""
     log_probs: Sequence[float] = field(default=())
-    """Log-probabilities of those tokens, under the weights that sampled them."""
+    """Log-probabilities of those tokens, under the weights that sampled them; 0 for given ones."""
     prefix: SharedPrefix | None = None
     """The part of the prompt that other instances need too, if any."""
     step: int = 1
@@ -127,6 +128,17 @@ class EngineRun(ABC):
     def waiting(self) -> int:
         """Sequences not yet admitted."""
         return len(self._waiting)
+
+    def take_waiting(self) -> list[SequenceTask]:
+        """Take the sequences that are not yet admitted out of the run; `add` brings them back."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken
+
+    def add(self, task: SequenceTask) -> None:
+        """Append a sequence of the share that is not in the run, with any further tokens, to those that wait for
+        admission."""
+        self._waiting.append(task)
 
     @property
     def computed(self) -> ComputedTokens:

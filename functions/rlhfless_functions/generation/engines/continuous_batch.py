@@ -321,10 +321,12 @@ class ContinuousBatch(EngineRun):
     def _admit(self) -> None:
         """Give free slots to waiting sequences, in order, and prepare their rows for the next sampled token."""
         if not self._waiting:
+            # Passes write over released rows before a sequence is added again.
+            self._prompt_slots = {}
             return
         free = [slot for slot in range(self._slots) if self._state.tasks[slot] is None]
         # Prompts of the last step: the rows that it released hold them until the next pass writes.
-        known = self._prompt_slots
+        known = self._prompt_slots or self._running_prompts()
         admitted: dict[int, SequenceTask] = {}
         prefilled: set[int] = set()
         work = 0
@@ -346,7 +348,11 @@ class ContinuousBatch(EngineRun):
             new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
             self._computed += ComputedTokens(prompt=self._passes.prefill(new))
             self._seat(admitted)
-        self._prompt_slots = {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
+        self._prompt_slots = self._running_prompts()
+
+    def _running_prompts(self) -> dict[int, int]:
+        """Return a row of each prompt that has a sequence, except for rows of older weights."""
+        return {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
 
     def _seat(self, admitted: dict[int, SequenceTask]) -> None:
         """Set the rows' state, and compute the tokens that were sampled before and are not in kept rows."""
@@ -370,6 +376,7 @@ class ContinuousBatch(EngineRun):
         holes = np.flatnonzero(~state.host_active[:count])
         self._cache.copy(self._index(sources), self._index(holes), padded(int(state.host_lengths[sources].max())))
         state.move(sources, holes)
+        self._prompt_slots = {}
         if self._drafter is not None:
             self._drafter.moved(sources, holes)
 
