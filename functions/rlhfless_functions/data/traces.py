@@ -50,7 +50,7 @@ def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], s
         epoch=_column(visits.get(rollout.prompt, 0) for rollout in rollouts),
         sample=_column(rollout.index for rollout in rollouts),
         prompt_tokens=_column(len(rollout.prompt_tokens) for rollout in rollouts),
-        response_tokens=_column(len(rollout.response_tokens) for rollout in rollouts),
+        response_tokens=_column(rollout.sampled_tokens for rollout in rollouts),
         step=_column(step for _ in rollouts),
     )
 

@@ -319,7 +319,9 @@ def _finish(request: PrepareRequest, group: _Group, scores: Scores, number: int)
         reward=mean,
         spread=spread,
         in_loss=any(sample.mask for sample in group.samples),
-        sampled=[SampledTokens(version=version, tokens=tokens) for version, tokens in sorted(sampled.items())],
+        sampled=[
+            SampledTokens(version=version, tokens=tokens) for version, tokens in sorted(sampled.items()) if tokens
+        ],
         switched_responses=sum(_policies(sample) > 1 for sample in group.samples),
     )
 

@@ -5,6 +5,7 @@ stored; finished. No sample waits for another. The tokens of a sample depend nei
 other samples, because its random numbers are those of its own positions.
 """
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,6 +14,7 @@ from rlhfless_functions.api import FinishReason
 from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.environments.episodes import Episodes, Observation, SampleKey, Turn
 from rlhfless_functions.generation.engines.base import EngineRun, SequenceResult, SequenceTask
+from rlhfless_functions.runtime.activity import limited_wait
 
 AWAY_SECONDS = 0.1
 """Longest wait for an answer while all samples are away."""
@@ -91,12 +93,7 @@ class Conversations:
             tokens, log_probs = result.response_tokens, result.log_probs
             self._tasks[key] = replace(self._tasks[key], response_tokens=tokens, log_probs=log_probs)
             self._ask(key)
-        if run.running or run.waiting:
-            seconds = 0.0
-        else:
-            seconds = STORING_SECONDS if self._answered or self._stored else AWAY_SECONDS
-        answers = self._episodes.ready(seconds) if self._away else []
-        return [finished for answer in answers if (finished := self._answer(run, answer)) is not None]
+        return [finished for answer in self._answers(run) if (finished := self._answer(run, answer)) is not None]
 
     def storing(self) -> None:
         """Note that everything that is unfinished now is being stored."""
@@ -116,6 +113,20 @@ class Conversations:
             for key in [*self._away, *self._answered, *self._stored]
             if self._tasks[key].response_tokens
         ]
+
+    def _answers(self, run: EngineRun) -> list[Observation]:
+        """Return the answers that have come. Wait for one only while nothing is left to compute."""
+        seconds = AWAY_SECONDS
+        if run.running or run.waiting:
+            seconds = 0.0
+        elif self._answered or self._stored:
+            seconds = STORING_SECONDS
+        if not self._away:
+            time.sleep(seconds)
+            return []
+        # The environments limit the time of their calls.
+        with limited_wait(seconds):
+            return self._episodes.ready(seconds)
 
     def _ask(self, key: SampleKey) -> None:
         task, prompt = self._tasks[key], self._prompts[key[0]]
