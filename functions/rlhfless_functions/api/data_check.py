@@ -6,7 +6,13 @@ from pydantic import Field
 
 from rlhfless_functions.api.messages import Message
 from rlhfless_functions.api.results import DataCounts
-from rlhfless_functions.settings import DataSettings, ModelSettings, RewardSettings, SamplingSettings
+from rlhfless_functions.settings import (
+    DataSettings,
+    EnvironmentSettings,
+    ModelSettings,
+    RewardSettings,
+    SamplingSettings,
+)
 
 
 class DataCheck(Message):
@@ -15,6 +21,7 @@ class DataCheck(Message):
     model: ModelSettings
     data: DataSettings
     sampling: SamplingSettings
+    environment: EnvironmentSettings | None = None
     rewards: list[RewardSettings] = Field(default=[])
     """Rewards that will score the responses."""
     most_dropped: float = Field(default=1.0, ge=0, le=1)

@@ -145,8 +145,8 @@ class Done(Message):
 
 FailureReason = Literal[
     "bad_request", "busy", "artifact_missing", "artifact_unwritable", "checkpoint_damaged", "model_unloadable",
-    "out_of_memory", "data_invalid", "reward_failed", "non_finite_loss", "non_finite_sample", "drained", "engine_lost",
-    "internal",
+    "out_of_memory", "data_invalid", "reward_failed", "environment_failed", "non_finite_loss", "non_finite_sample",
+    "drained", "engine_lost", "internal",
 ]  # fmt: skip
 
 

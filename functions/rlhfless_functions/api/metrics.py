@@ -22,6 +22,24 @@ class Metric:
     """A sentence."""
 
 
+ENDINGS = {
+    "answered": "in which the model's last turn called no tool",
+    "finished": "that the environment ended",
+    "maxTurns": "that reached `environment.maxTurns`",
+    "maxTokens": "that reached `sampling.maxResponseTokens`",
+    "toolSeconds": "in which a call exceeded `environment.toolSeconds`",
+    "episodeSeconds": "whose calls exceeded `environment.episodeSeconds`",
+    "failed": "whose environment raised, ended its process, or exceeded its memory",
+}
+"""Ways in which an episode ends, as the ends of a sentence that begins with "episodes"."""
+TOOL_ERRORS = {
+    "unparsed": "that could not be read",
+    "unknown_tool": "of a tool that there is not",
+    "wrong_arguments": "with wrong arguments",
+    "raised": "that raised",
+}
+"""Kinds of failed calls of tools, as the ends of a sentence that begins with "calls"."""
+
 PREPARATION_METRICS: dict[str, Metric] = {
     "reward": Metric("reward", "Weighted sum of the reward terms, mean over the scored samples."),
     "reward/std": Metric("reward", "Weighted sum of the reward terms, standard deviation over the scored samples."),
@@ -49,6 +67,14 @@ PREPARATION_METRICS: dict[str, Metric] = {
     "truncated": Metric("share", "Responses that reached the length limit."),
     "masked": Metric("samples", "Samples excluded from the loss: unscorable, or truncated and masked."),
     "values": Metric("reward", "The critic's values in preparation, mean per token; not with `async`."),
+    "environment/turns": Metric("number", "Turns of the model in an episode, mean."),
+    "environment/seconds_away": Metric(
+        "seconds", "Time that a sample waited for its environment, mean of the episodes."
+    ),
+    **{f"environment/ended/{name}": Metric("share", f"Episodes {said}.") for name, said in ENDINGS.items()},
+    **{f"environment/errors/{name}": Metric("number", f"Calls {said}.") for name, said in TOOL_ERRORS.items()},
+    "environment/restarted": Metric("number", "Times that an episode began anew because its environment was lost."),
+    "environment/dropped": Metric("samples", "Samples that no reward scored because their environment failed."),
     "seconds/rewards": Metric("seconds", "Preparation's time for rewards, over all chunks."),
     "seconds/models": Metric("seconds", "Preparation's time for models, over all chunks; it overlaps with rewards."),
 }

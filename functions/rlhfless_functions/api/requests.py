@@ -20,6 +20,7 @@ from rlhfless_functions.settings import (
     DataSettings,
     EngineSampling,
     EngineSettings,
+    EnvironmentSettings,
     LearningSettings,
     ModelSettings,
     OptimizerSettings,
@@ -55,6 +56,9 @@ class MaterializeRequest(BaseRequest):
     """Rewards that will score the responses. Every row must have what they need."""
     most_dropped: float = Field(default=1.0, ge=0, le=1)
     """Largest share of the rows that may be dropped."""
+    environment: EnvironmentSettings | None = None
+    """Environment of the samples. Prompts show its tools. Where a class begins its episodes, they end with the last
+    user message, and the rest of the template follows as given tokens."""
 
 
 class SharedPrefix(Message):
@@ -140,6 +144,10 @@ class GenerationRequest(BaseRequest):
     drafts: list[str] | None = None
     """URIs of folders with responses of earlier steps to draft tokens from, the newest step's last. An empty list reads
     none; if omitted, nothing is drafted. The samples do not depend on it."""
+    environment: EnvironmentSettings | None = None
+    """Environment of the samples; by default a response is a single turn."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Arguments of the chat template, for the turns of an environment."""
 
 
 class TrainingProgress(Message):

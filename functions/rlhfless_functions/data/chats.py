@@ -6,7 +6,7 @@ Training, `rlhfless try-reward`, `rlhfless sample` and `rlhfless validate --data
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jinja2
@@ -61,6 +61,43 @@ class Conversation:
     def is_answered(self) -> bool:
         """Whether the last message is the assistant's."""
         return self.messages is not None and self.messages[-1]["role"] == "assistant"
+
+
+@dataclass(frozen=True)
+class EpisodePrompts:
+    """The additions to the prompts of an environment's episodes."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON schemas of the tools."""
+    closing: str = ""
+    """End of each rendered prompt that the episode's first observation gives instead."""
+
+    def shown_in(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with the tools.
+
+        Raises:
+            ChatError: it can't be the beginning of an episode.
+        """
+        if conversation.messages is None:
+            raise ChatError("is plain text, but an environment needs chat messages: write a list of role and content")
+        if self.closing and conversation.messages[-1]["role"] != "user":
+            raise ChatError("does not end with the user's message, to which the environment adds its own")
+        if conversation.tools is not None:
+            raise ChatError(f"comes with a column {TOOLS}, but the job's environment has tools; rename the column")
+        return replace(conversation, tools=[dict(tool) for tool in self.tools] or None)
+
+    def begun(self, text: str) -> str:
+        """Return a rendered prompt without its closing.
+
+        Raises:
+            ChatError: it ends otherwise.
+        """
+        if not text.endswith(self.closing):
+            raise ChatError(
+                f"is rendered with {text[-60:]!r} at its end, but other prompts with {self.closing!r}; an environment"
+                " needs the same arguments of the chat template for all rows"
+            )
+        return text[: len(text) - len(self.closing)]
 
 
 def read_prompt(prompt: Any, form: PromptForm, row: Row | None = None) -> Conversation:

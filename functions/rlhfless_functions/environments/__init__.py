@@ -1,4 +1,12 @@
-"""Environments: what answers a response's turns.
+"""Environments: what the model acts in, turn by turn. Generation asks, and environments answer in tokens.
 
 - `episodes`: the seam between generation and environments.
+- `making`: makes the environments of a request, and finds what prompts show of them.
+- `playing`: plays the episodes of a share: limits, faults, replays.
+- `bridge`: the chat template's tokens between turns. `tool_calls`: reads the model's calls.
+- `host`: the processes of episodes from their parent's view.
+
+In workers:
+
+- `worker`: runs the user's files once, and forks a process for each episode. `user_code`: the class and the functions.
 """

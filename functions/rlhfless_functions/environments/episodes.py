@@ -36,13 +36,16 @@ class Outcome:
     turns: int
     """Turns of the policy."""
     ended: str
-    """The reason for the end."""
+    """The reason for the end: `answered` (the model called no tool), `finished` (the environment is over), `maxTurns`,
+    `maxTokens`, `toolSeconds`, `episodeSeconds`, or `failed`."""
     tool_errors: Mapping[str, int] = field(default_factory=dict)
-    """Failed tool calls by kind."""
+    """Failed tool calls by kind: `unparsed`, `unknown_tool`, `wrong_arguments`, `raised`."""
     seconds_away: float = 0.0
     """Seconds in which the sample waited for its environment."""
     restarted: int = 0
     """Times that the episode began anew."""
+    dropped: bool = False
+    """Whether no reward may score the sample."""
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,8 @@ def load_function(file: str, function: str | None, scratch: Path, text: str | No
     Raises:
         SourceError: the file or the function is missing. Errors of the file itself are not caught.
     """
-    path = Path(file)
-    if text is not None:
-        path = scratch / "source" / path.name
-        path.parent.mkdir()
-        path.write_text(text)
-    module = _run_path(path, scratch)
-    function = function or _usual_function(module, path)
+    module = run_file(file, scratch, text)
+    function = function or _usual_function(module)
     found = getattr(module, function, None)
     if found is None:
         have = sorted(
@@ -61,22 +56,43 @@ def load_function(file: str, function: str | None, scratch: Path, text: str | No
     return found  # type: ignore[no-any-return]
 
 
-def _usual_function(module: ModuleType, path: Path) -> str:
-    return DEFAULT if hasattr(module, DEFAULT) else usual_function(ast.parse(path.read_bytes()).body)
+def _usual_function(module: ModuleType) -> str:
+    if hasattr(module, DEFAULT):
+        return DEFAULT
+    assert module.__file__ is not None
+    return usual_function(ast.parse(Path(module.__file__).read_bytes()).body)
 
 
-def _run_path(path: Path, scratch: Path) -> ModuleType:
+def run_file(file: str, scratch: Path, text: str | None = None, module_name: str = _MODULE) -> ModuleType:
+    """Run a Python file once, and return its module; again for the same name, the module that it is.
+
+    Args:
+        file: path of the file, from whose folder it may import; with `text`, only its name.
+        scratch: folder for files, which lives as long as this process.
+        text: content of a file that is not on the local disk.
+        module_name: name under which it can be imported.
+
+    Raises:
+        SourceError: there is no such file. Errors of the file itself are not caught.
+    """
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    path = Path(file)
+    if text is not None:
+        path = scratch / "source" / module_name / path.name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
     if not path.is_file():
-        raise SourceError(f"there is no file {path}; set python.file to the path or URI of the reward's file")
+        raise SourceError(f"there is no file {path}; set python.file to the path or URI of the file")
     path = path.resolve()
     # The file's own name may be that of another module, such as of the standard library, or no name of a module.
-    (scratch / f"{_MODULE}.py").write_text(_FINDER.format(path=str(path)))
+    (scratch / f"{module_name}.py").write_text(_FINDER.format(path=str(path)))
     sys.path[:0] = [str(path.parent), str(scratch)]
-    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise SourceError(f"{path} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     # Pickle and dataclasses look a class's module up by its name.
-    sys.modules[_MODULE] = module
+    sys.modules[module_name] = module
     spec.loader.exec_module(module)
     return module

@@ -4,6 +4,7 @@
 - `model`: the model to train. `data`: the source of prompts. `sampling`: temperature and limits.
 - `algorithm`: the algorithm and its choices. `rewards`: the weighted rewards.
   `signatures`: the reward of a file whose function no job names.
+- `environment`: what samples act in.
 - `optimizer`: the optimizer and the batch. `learning`: the learner's memory. `engine`: the inference engine.
 - `emulation`: an emulated GPU.
 """
@@ -28,11 +29,13 @@ from rlhfless_functions.settings.base import (
 )
 from rlhfless_functions.settings.data import DataSettings, MixedSource, RowFunction, SourceSettings
 from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
+from rlhfless_functions.settings.environment import EnvironmentSettings, PythonEnvironment
 from rlhfless_functions.settings.learning import LearningSettings
 from rlhfless_functions.settings.model import LoraSettings, ModelSettings
 from rlhfless_functions.settings.optimizer import BatchSettings, OptimizerSettings
 from rlhfless_functions.settings.rewards import (
     CodeReward,
+    EnvironmentReward,
     ExactMatchReward,
     FormatReward,
     HttpReward,

@@ -103,7 +103,11 @@ class CodeReward(Settings):
     """Most time of one test: on the clock while it waits, CPU time while it computes; a test that exceeds it fails."""
 
 
-RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code"]
+class EnvironmentReward(Settings):
+    """The score that the job's environment gives an episode."""
+
+
+RewardKind = Literal["python", "http", "model", "exact_match", "math", "format", "length", "code", "environment"]
 
 
 class RewardSettings(Settings):
@@ -136,6 +140,8 @@ class RewardSettings(Settings):
     """Soft over-long punishment."""
     code: CodeReward | None = None
     """Unit tests."""
+    environment: EnvironmentReward | None = None
+    """The score of the job's environment."""
 
     @property
     def kind(self) -> RewardKind:
@@ -148,7 +154,7 @@ class RewardSettings(Settings):
         if len(kinds) != 1:
             given = " and ".join(kinds) if kinds else "none"
             raise ValueError(
-                f"reward {self.name!r} needs exactly one of python, http, model, exactMatch, math, format, length"
-                f" and code; it has {given}"
+                f"reward {self.name!r} needs exactly one of python, http, model, exactMatch, math, format, length,"
+                f" code and environment; it has {given}"
             )
         return self

@@ -1,0 +1,61 @@
+"""The environment of a job's samples: its code, its tools and its limits."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhfless_functions.settings.base import Bytes, Duration, Settings
+
+
+class PythonEnvironment(Settings):
+    """A Python class of yours. Each sample has an object of it."""
+
+    file: str = Field(min_length=1)
+    """Path (relative to the job file) or fsspec URI of the Python file."""
+    class_name: str = Field(alias="class", min_length=1)
+    """Name of the class in that file. `reset(**row)` begins an episode, all other public methods are tools, and
+    `get_reward()` scores it, as in TRL. A class with `step(text)` is a text game without tools."""
+
+
+ToolFunction = Annotated[str, Field(pattern=r"^[^:].*\.py:[A-Za-z_][A-Za-z0-9_]*$", max_length=1000)]
+"""A function of a file, written `file.py:function`."""
+
+
+class EnvironmentSettings(Settings):
+    """Where the model acts in several turns: an environment, tools, or both."""
+
+    python: PythonEnvironment | None = None
+    """A class of your own."""
+    tools: list[ToolFunction] = Field(default=[], max_length=64)
+    """Functions that the model may call, each `file.py:function`; paths are relative to the job file. Their type hints
+    and docstrings become the schema."""
+    max_turns: int = Field(default=16, ge=1, le=1000)
+    """Most turns of the model in an episode. Then it is scored as it is, as at `sampling.maxResponseTokens`, which
+    limits a whole episode."""
+    tool_seconds: Duration = Field(default=60.0)
+    """Time limit of one call of the environment. A call that exceeds it ends its process, and so the episode."""
+    episode_seconds: Duration = Field(default=600.0)
+    """Time limit of all calls of an episode together."""
+    on_failure: Literal["score", "drop", "fail"] = "score"
+    """What becomes of an episode whose environment exceeds its time or memory, raises outside a tool, or ends its
+    process. `score` gives it 0, `drop` leaves its sample without any reward, and `fail` ends the job. Each is counted.
+    An environment that can't begin an episode always ends the job."""
+    replayable: bool = False
+    """Whether the same calls give the same results again, for the same row and seed. Then an episode goes on after a
+    kill; otherwise it begins anew."""
+    memory: Bytes = 2**30
+    """Memory limit of an episode's processes."""
+    result_bytes: Bytes = Field(default=2**14)
+    """Most bytes of a tool's result; the rest is cut off, and the model is told so."""
+
+    @property
+    def files(self) -> list[str]:
+        """The user's files, each once."""
+        own = [] if self.python is None else [self.python.file]
+        return list(dict.fromkeys([*own, *(tool.rpartition(":")[0] for tool in self.tools)]))
+
+    @model_validator(mode="after")
+    def _has_something(self) -> Self:
+        if self.python is None and not self.tools:
+            raise ValueError("environment needs python, tools or both; it has neither")
+        return self
