@@ -183,6 +183,7 @@ RARE: dict[str, tuple[Any, ...]] = {"learning.compile": (True,), "learning.proce
 """Values that take long: each is run in one job, instead of with every value of every other option."""
 
 ELSEWHERE: dict[str, str] = {
+    "environment": "tests/environments, tests/examples/test_tools.py",
     "model.source": "the tiny model",
     "model.revision": "a name on the hub: tests/weights/test_policy.py",
     "model.chatTemplate": "in every job of the matrix, for prompts that are chats",

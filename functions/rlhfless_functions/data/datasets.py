@@ -22,6 +22,7 @@ from rlhfless_functions.data.chats import (
     TOOLS,
     ChatError,
     Conversation,
+    EpisodePrompts,
     PromptForm,
     prompt_tokens,
     read_prompt,
@@ -53,6 +54,7 @@ def make_prompts(
     positions: int | None = None,
     rewards: Sequence[RewardSettings] = (),
     unreadable: TruthCheck | None = None,
+    episodes: EpisodePrompts | None = None,
 ) -> tuple[list[Prompt], DataCounts]:
     """Apply the chat template, tokenize, and drop prompts that are empty, answered or too long.
 
@@ -64,6 +66,7 @@ def make_prompts(
         positions: most tokens that the model can read, prompt and response together.
         rewards: rewards whose columns each row must have.
         unreadable: finds the ground truths that these can't read; see `check_what_rewards_need`.
+        episodes: what the prompts of an environment's episodes have; None if the job has no environment.
 
     Returns:
         The prompts, one source after the other in its order and numbered from 0, and the counts of all rows.
@@ -71,7 +74,7 @@ def make_prompts(
     Raises:
         TaskError: data_invalid; the message names the row and the remedy.
     """
-    made = [_prompts_of(table, data, sampling, tokenizer, positions, rewards, unreadable) for table in tables]
+    made = [_prompts_of(table, data, sampling, tokenizer, positions, rewards, unreadable, episodes) for table in tables]
     prompts = [prompt for each, _ in made for prompt in each]
     if len(made) > 1:
         prompts = [replace(prompt, row=row) for row, prompt in enumerate(prompts)]
@@ -102,6 +105,7 @@ def _prompts_of(
     positions: int | None,
     rewards: Sequence[RewardSettings],
     unreadable: TruthCheck | None,
+    episodes: EpisodePrompts | None,
 ) -> tuple[list[Prompt], DataCounts]:
     continued = data.answered_prompts == "continue"
     column, truth = prompt_column(table, continued=continued), ground_truth_column(table)
@@ -113,7 +117,8 @@ def _prompts_of(
             left_out[number] = "empty"
             continue
         with _placed(table, number, column):
-            conversations[number] = read_prompt(_plain(lookup(row, column)), form, _template_columns(row))
+            conversation = read_prompt(_plain(lookup(row, column)), form, _template_columns(row))
+            conversations[number] = conversation if episodes is None else episodes.shown_in(conversation)
         if conversations[number].is_answered and data.answered_prompts != "continue":
             left_out[number] = "answered"
     _refuse_answered(table, left_out, data)
@@ -121,7 +126,8 @@ def _prompts_of(
     texts = {}
     for number in numbers:
         with _placed(table, number, column):
-            texts[number] = render(tokenizer, conversations[number])
+            text = render(tokenizer, conversations[number])
+            texts[number] = text if episodes is None else episodes.begun(text)
     are_plain = [conversations[number].messages is None for number in numbers]
     tokens = dict(zip(numbers, prompt_tokens(tokenizer, list(texts.values()), are_plain), strict=True))
     kept = _fitting(table, tokens, data, sampling, positions, left_out)

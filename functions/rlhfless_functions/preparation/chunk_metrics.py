@@ -4,12 +4,14 @@ The control plane adds up the metrics of a step's chunks; `api.metrics` names th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from rlhfless_functions.algorithms.kl import kl_estimate
 from rlhfless_functions.api import GroupResult
+from rlhfless_functions.api.metrics import ENDINGS, TOOL_ERRORS
 from rlhfless_functions.data.rollouts import PreparedSample
 
 
@@ -43,7 +45,26 @@ def chunk_metrics(
     if ours:
         distance = kl_estimate(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64), "k3")
         metrics |= {"kl/reference/sum": float(distance.sum()), "kl/reference/count": len(ours)}
+    metrics |= _episode_metrics([sample.outcome for sample in samples if sample.outcome is not None])
     values = [value for sample in samples for value in sample.of_sampled(sample.values or [])]
     if values:
         metrics |= {"values/sum": math.fsum(values), "values/count": len(values)}
+    return metrics
+
+
+def _episode_metrics(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the metrics of a chunk's episodes; none without an environment."""
+    if not outcomes:
+        return {}
+    metrics: dict[str, float] = {}
+    for name in ("turns", "seconds_away"):
+        metrics[f"environment/{name}/sum"] = math.fsum(outcome[name] for outcome in outcomes)
+        metrics[f"environment/{name}/count"] = len(outcomes)
+    for ending in ENDINGS:
+        metrics[f"environment/ended/{ending}/sum"] = sum(outcome["ended"] == ending for outcome in outcomes)
+        metrics[f"environment/ended/{ending}/count"] = len(outcomes)
+    for kind in TOOL_ERRORS:
+        metrics[f"environment/errors/{kind}/count"] = sum(outcome["tool_errors"].get(kind, 0) for outcome in outcomes)
+    metrics["environment/restarted/count"] = sum(outcome["restarted"] for outcome in outcomes)
+    metrics["environment/dropped/count"] = sum(outcome["dropped"] for outcome in outcomes)
     return metrics

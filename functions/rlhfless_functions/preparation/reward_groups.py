@@ -1,9 +1,13 @@
 """Groups of responses, as rewards get them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.rewards.groups import RewardGroup
+from rlhfless_functions.data.rollouts import PreparedSample
+from rlhfless_functions.rewards.groups import Message, RewardGroup
 
 
 def reward_group(
@@ -20,3 +24,35 @@ def reward_group(
         finish_reasons=list(finish_reasons),
         columns={**prompt.columns, "ground_truth": prompt.ground_truth},
     )
+
+
+def head(given: Sequence[tuple[int, int]]) -> int:
+    """Return how many of a response's first tokens are given: they end the prompt."""
+    return given[0][1] if given and given[0][0] == 0 else 0
+
+
+def with_episodes(
+    group: RewardGroup, samples: Sequence[PreparedSample], tokenizer: PreTrainedTokenizerBase
+) -> RewardGroup:
+    """Return a group with its conversations, and what its environments scored."""
+    outcomes = [sample.outcome or {} for sample in samples]
+    return replace(
+        group,
+        conversations=[_conversation(sample, tokenizer) for sample in samples],
+        episode_scores=[outcome.get("score") for outcome in outcomes],
+        dropped=[bool(outcome.get("dropped")) for outcome in outcomes],
+    )
+
+
+def _conversation(sample: PreparedSample, tokenizer: PreTrainedTokenizerBase) -> list[Message]:
+    """Return a response as messages: the model's turns, and what came between them."""
+    messages: list[Message] = []
+    place = head(sample.given)
+    end = len(sample.response_tokens)
+    for start, stop in [*(span for span in sample.given if span[0] >= place), (end, end)]:
+        for role, first, last in (("assistant", place, start), ("tool", start, stop)):
+            if first < last:
+                text = tokenizer.decode(sample.response_tokens[first:last], skip_special_tokens=True)
+                messages.append({"role": role, "content": text})
+        place = stop
+    return messages

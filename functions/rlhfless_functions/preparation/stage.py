@@ -36,10 +36,11 @@ from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt, publish_prompts, read_prompts
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.data.traces import trace_rows, write_trace_rows
+from rlhfless_functions.environments.making import episode_prompts
 from rlhfless_functions.preparation.chunk_metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.preparation.passes import ForwardPasses
-from rlhfless_functions.preparation.reward_groups import reward_group
+from rlhfless_functions.preparation.reward_groups import head, reward_group, with_episodes
 from rlhfless_functions.rewards.groups import Progress, RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.rewards.truth_check import unreadable_truths
@@ -102,9 +103,15 @@ class Preparer:
         longest = longest_sequence(config)
         tables = read_tables(request.data)
         unreadable = partial(unreadable_truths, seconds=_CHECKING_SECONDS)
+        episodes, notes = None, list[str]()
+        if request.environment is not None:
+            # A row with arguments of its own is checked with the rows.
+            arguments = request.data.chat_template_kwargs
+            episodes, notes = episode_prompts(request.environment, model, tokenizer, arguments)
         prompts, counts = make_prompts(
-            tables, request.data, request.sampling, tokenizer, longest, request.rewards, unreadable
+            tables, request.data, request.sampling, tokenizer, longest, request.rewards, unreadable, episodes
         )
+        counts = counts.model_copy(update={"notes": [*counts.notes, *notes]})
         check_left_out(tables, counts, request.most_dropped)
         publish_prompts(request.sink, prompts, counts)
         return MaterializeResult(prompts=len(prompts), dropped=counts.left_out, uri=request.sink, counts=counts)
@@ -239,12 +246,9 @@ def _groups(request: PrepareRequest, samples: Sequence[PreparedSample]) -> list[
 
 
 def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase) -> list[RewardGroup]:
-    texts = iter(
-        tokenizer.batch_decode(
-            [sample.response_tokens for group in groups for sample in group.samples], skip_special_tokens=True
-        )
-    )
-    return [
+    spoken = [sample.response_tokens[head(sample.given) :] for group in groups for sample in group.samples]
+    texts = iter(tokenizer.batch_decode(spoken, skip_special_tokens=True))
+    made = [
         reward_group(
             group.prompt,
             [next(texts) for _ in group.samples],
@@ -252,6 +256,10 @@ def _reward_groups(groups: Sequence[_Group], tokenizer: PreTrainedTokenizerBase)
             [sample.finish_reason for sample in group.samples],
         )
         for group in groups
+    ]
+    return [
+        with_episodes(each, group.samples, tokenizer) if any(sample.outcome for sample in group.samples) else each
+        for each, group in zip(made, groups, strict=True)
     ]
 
 

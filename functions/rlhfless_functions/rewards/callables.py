@@ -185,7 +185,7 @@ def _verl_arguments(group: RewardGroup) -> dict[str, Any]:
 
 def _trl_arguments(group: RewardGroup, call: Call) -> dict[str, Any]:
     chat = group.messages is not None
-    completions = [
+    completions: list[Any] = group.conversations or [
         [{"role": "assistant", "content": completion}] if chat else completion for completion in group.completions
     ]
 

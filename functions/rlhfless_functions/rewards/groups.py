@@ -42,6 +42,12 @@ class RewardGroup:
     """The reason for the end of each response: `stop` or `truncated`."""
     columns: dict[str, Any]
     """The prompt's row of the dataset, and `ground_truth` if there is one."""
+    conversations: list[list[Message]] | None = None
+    """The responses as messages, if they have several turns in an environment."""
+    episode_scores: list[float | None] | None = None
+    """The scores that the environment gave."""
+    dropped: list[bool] | None = None
+    """Whether no reward may score a response, because its environment failed."""
 
     @property
     def size(self) -> int:
@@ -59,6 +65,9 @@ class RewardGroup:
             completions=[self.completions[number]],
             completion_ids=[self.completion_ids[number]],
             finish_reasons=[self.finish_reasons[number]],
+            conversations=self.conversations and [self.conversations[number]],
+            episode_scores=self.episode_scores and [self.episode_scores[number]],
+            dropped=self.dropped and [self.dropped[number]],
         )
 
     @property

@@ -48,7 +48,7 @@ class RewardScorer:
     def start(self, rewards: Sequence[RewardSettings]) -> None:
         """Start the workers in the background."""
         for reward in rewards:
-            if reward.kind not in ("length", "model"):
+            if reward.kind not in ("length", "model", "environment"):
                 self._pool(reward).start()
 
     def score(
@@ -102,6 +102,9 @@ class RewardScorer:
             else [None] * group.size
             for number, group in enumerate(groups)
         ]
+        for group, total in zip(groups, totals, strict=True):
+            for number, dropped in enumerate(group.dropped or ()):
+                total[number] = None if dropped else total[number]
         by_group = [
             _metrics({name: [groups[number]] for name, groups in outcomes.items()}, [total])
             for number, total in enumerate(totals)
@@ -159,6 +162,8 @@ class RewardScorer:
             return [
                 Outcome([soft_overlong(len(ids), longest, buffer) for ids in group.completion_ids]) for group in groups
             ]
+        if reward.environment is not None:
+            return [Outcome(group.episode_scores or [None] * group.size) for group in groups]
         if reward.model is not None:
             return self._model(reward.model.source).score(groups, stopped)
         return self._pool(reward).score(

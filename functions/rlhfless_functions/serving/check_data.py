@@ -13,10 +13,12 @@ from transformers.utils import logging as transformers_logging
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.api.data_check import DataCheck, DataCheckResult, ShownPrompt
+from rlhfless_functions.data.chats import EpisodePrompts
 from rlhfless_functions.data.dataset_files import Table, read_table
 from rlhfless_functions.data.datasets import make_prompts
 from rlhfless_functions.data.left_out import check_left_out
 from rlhfless_functions.data.prompts import Prompt
+from rlhfless_functions.environments.making import episode_prompts
 from rlhfless_functions.rewards.truth_check import unreadable_truths
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import RewardSettings
@@ -41,19 +43,34 @@ def check_data(question: DataCheck) -> DataCheckResult:
         config = load_config(model.source, revision=model.revision)
     except (TaskError, artifacts.ArtifactError) as error:
         return DataCheckResult(faults=[*faults, str(error)])
-    reader = _Reader(question, tokenizer, longest_sequence(config.get_text_config()))
+    episodes, notes = None, list[str]()
+    if question.environment is not None:
+        try:
+            arguments = question.data.chat_template_kwargs
+            episodes, notes = episode_prompts(question.environment, model, tokenizer, arguments)
+        except (TaskError, artifacts.ArtifactError) as error:
+            return DataCheckResult(faults=[*faults, str(error)])
+    reader = _Reader(question, tokenizer, longest_sequence(config.get_text_config()), episodes, notes)
     return reader.faulty(tables, faults) if faults else reader.whole(tables)
 
 
 class _Reader:
     """Makes prompts of a job's tables, as training does."""
 
-    def __init__(self, question: DataCheck, tokenizer: PreTrainedTokenizerBase, positions: int | None) -> None:
+    def __init__(
+        self,
+        question: DataCheck,
+        tokenizer: PreTrainedTokenizerBase,
+        positions: int | None,
+        episodes: EpisodePrompts | None,
+        notes: list[str],
+    ) -> None:
+        self._notes = notes
         self._question = question
         self._tokenizer = tokenizer
         make = partial(make_prompts, data=question.data, sampling=question.sampling, tokenizer=tokenizer)
         unreadable = partial(unreadable_truths, seconds=_CHECKING_SECONDS)
-        self._make = partial(make, positions=positions, unreadable=unreadable)
+        self._make = partial(make, positions=positions, unreadable=unreadable, episodes=episodes)
 
     def whole(self, tables: Sequence[Table]) -> DataCheckResult:
         """Check all sources together."""
@@ -68,6 +85,7 @@ class _Reader:
         rest, shown = iter(prompts), []
         for table, size in zip(tables, counts.sizes, strict=True):
             shown += self._shown(table, [next(rest) for _ in range(size)])
+        counts = counts.model_copy(update={"notes": [*counts.notes, *self._notes]})
         return DataCheckResult(prompts=shown, counts=counts)
 
     def faulty(self, tables: Sequence[Table], faults: Sequence[str]) -> DataCheckResult:

@@ -53,9 +53,10 @@ def create_function(stage: Stage, engine: EngineSettings | None = None, *, host:
         host: address that the instance listens on.
     """
     if stage == "generation":
+        from rlhfless_functions.environments.making import EpisodeMaker
         from rlhfless_functions.generation.stage import Generator
 
-        return Generator(settings=engine)
+        return Generator(settings=engine, episodes_of=EpisodeMaker())
     if stage == "preparation":
         from rlhfless_functions.preparation.stage import Preparer
 

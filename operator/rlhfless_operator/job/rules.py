@@ -5,6 +5,7 @@ from typing import get_args
 
 from rlhfless_functions.settings import AlgorithmName, AlgorithmSettings, RewardSettings
 from rlhfless_operator.job.async_rules import ASYNC_RULES
+from rlhfless_operator.job.environment_rules import ENVIRONMENT_RULES
 from rlhfless_operator.job.instance_prices import unknown_price
 from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields
@@ -175,6 +176,7 @@ SPEC_RULES = (
         ),
     ),
     *ASYNC_RULES,
+    *ENVIRONMENT_RULES,
     Rule(
         "batch.samplesPerPrompt",
         ("batch.promptsPerStep", "batch.samplesPerPrompt"),

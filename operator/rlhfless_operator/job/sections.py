@@ -13,6 +13,7 @@ from rlhfless_functions.settings import (
     Duration,
     DurationOrZero,
     EngineSampling,
+    EnvironmentSettings,
     LearningSettings,
     ModelSettings,
     OptimizerSettings,
@@ -179,6 +180,8 @@ class JobFields(Settings):
     not count."""
     data: DataSettings
     """The prompts to train on."""
+    environment: EnvironmentSettings | None = None
+    """What the model acts in, in several turns; by default a response is a single turn."""
     sampling: SamplingSettings = SamplingSettings()
     """How responses are sampled."""
     batch: BatchSettings = BatchSettings()

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
-from rlhfless_functions.settings import DataSettings, RewardSettings, Settings, SourceSettings
+from rlhfless_functions.settings import DataSettings, EnvironmentSettings, RewardSettings, Settings, SourceSettings
 from rlhfless_operator.job.instance_gpus import instance_gpus
 from rlhfless_operator.job.instance_prices import instance_prices
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
@@ -106,6 +106,7 @@ class RLHFJob(Settings):
             "data": _resolve_data(spec.data, base),
             "rewards": [_resolve_reward(reward, base) for reward in spec.rewards],
             "evaluation": evaluation,
+            "environment": spec.environment and _resolve_environment(spec.environment, base),
             "rehearsal": spec.rehearsal and spec.rehearsal.resolve_paths(base),
         }
         return self.model_copy(update={"spec": spec.model_copy(update=update)})
@@ -123,6 +124,17 @@ def _resolved(source: SourceSettings, base: Path) -> dict[str, Any]:
         if function is not None
     }
     return functions if source.source is None else {"source": resolve_file(source.source, base), **functions}
+
+
+def _resolve_environment(environment: EnvironmentSettings, base: Path) -> EnvironmentSettings:
+    python = environment.python
+    tools = [tool.rpartition(":") for tool in environment.tools]
+    return environment.model_copy(
+        update={
+            "python": python and python.model_copy(update={"file": resolve_file(python.file, base)}),
+            "tools": [f"{resolve_file(file, base)}:{function}" for file, _, function in tools],
+        }
+    )
 
 
 def _resolve_reward(reward: RewardSettings, base: Path) -> RewardSettings:

@@ -59,6 +59,7 @@ def questions(job: RLHFJob, prompts: int) -> dict[Purpose, DataCheck]:
             model=spec.model,
             data=data,
             sampling=spec.sampling,
+            environment=spec.environment,
             rewards=spec.rewards if purpose == "training" else spec.evaluation_rewards,
             most_dropped=spec.limits.dropped_prompts,
             prompts=prompts,

@@ -57,6 +57,8 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
             files.append(((*place, "python", "file"), reward.python.file))
         if reward.http is not None:
             files.append(((*place, "http", "url"), reward.http.url))
+    if spec.environment is not None:
+        files += [(("spec", "environment"), file) for file in spec.environment.files]
     found = [
         f"{show_path(field)}: {name} is {'in a store' if is_uri(name) else 'on the hub'}, not on this machine"
         for field, name in models

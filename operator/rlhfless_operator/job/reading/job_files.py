@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfless_functions.data.sources import SourceError, is_pattern, local_files
-from rlhfless_functions.settings import DataSettings, MixedSource, PythonReward, RewardSettings, RowFunction
+from rlhfless_functions.settings import (
+    DataSettings,
+    EnvironmentSettings,
+    MixedSource,
+    PythonReward,
+    RewardSettings,
+    RowFunction,
+)
 from rlhfless_functions.settings.signatures import DEFAULT, usual_function
 from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.job.reading.fields import Path as FieldPath
@@ -45,7 +52,21 @@ def check_files(job: RLHFJob, base: Path) -> list[FileFault]:
     if spec.evaluation is not None:
         faults += _data(("spec", "evaluation", "data"), spec.evaluation.data, base)
         faults += _rewards(("spec", "evaluation", "rewards"), spec.evaluation.rewards or [], base)
+    if spec.environment is not None:
+        faults += _environment(("spec", "environment"), spec.environment, base)
     return [*faults, *_rewards(("spec", "rewards"), spec.rewards, base)]
+
+
+def _environment(field: FieldPath, environment: EnvironmentSettings, base: Path) -> Iterator[FileFault]:
+    if environment.python is not None:
+        python = environment.python
+        yield from _member(
+            (*field, "python", "file"), (*field, "python", "class"), python.file, python.class_name, base
+        )
+    for number, tool in enumerate(environment.tools):
+        file, _, function = tool.rpartition(":")
+        named = (*field, "tools", number)
+        yield from _member(named, named, file, function, base)
 
 
 def _rewards(field: FieldPath, rewards: Sequence[RewardSettings], base: Path) -> Iterator[FileFault]:
@@ -132,31 +153,39 @@ def hub_remedy(source: str) -> str | None:
 
 
 def _python(field: FieldPath, reward: PythonReward | RowFunction, base: Path) -> Iterator[FileFault]:
-    path = local_file(reward.file, base)
+    yield from _member((*field, "file"), (*field, "function"), reward.file, reward.function, base)
+
+
+def _member(field: FieldPath, name_field: FieldPath, file: str, name: str | None, base: Path) -> Iterator[FileFault]:
+    """Find the faults of a Python file, and of the class or function that it must have; by default, of its reward."""
+    path = local_file(file, base)
     if path is None:
         return
     if not _is_file(path):
         message = f"{path} is not a file" if exists(path) else f"{path} does not exist"
-        yield FileFault((*field, "file"), message, "check the path; it is relative to the job file")
+        yield FileFault(field, message, "check the path; it is relative to the job file")
         return
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         place = f"line {line} of {path}" if line else str(path)
-        yield FileFault((*field, "file"), f"{place} is not valid Python: {error}", "correct it")
+        yield FileFault(field, f"{place} is not valid Python: {error}", "correct it")
         return
     names = set(_top_level_names(tree.body))
-    function = reward.function or (DEFAULT if DEFAULT in names else usual_function(tree.body))
-    if function not in names and "*" not in names:
-        close = difflib.get_close_matches(function, sorted(names), n=1)
-        functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        remedy = f"it has {', '.join(functions) or 'no functions'}"
-        if reward.function is None and functions:
+    wanted = name or (DEFAULT if DEFAULT in names else usual_function(tree.body))
+    if wanted not in names and "*" not in names:
+        kind = "class" if name_field[-1] == "class" else "function"
+        kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
+        close = difflib.get_close_matches(wanted, sorted(names), n=1)
+        have = sorted(node.name for node in tree.body if isinstance(node, kinds))
+        several = "classes" if kind == "class" else "functions"
+        remedy = f"it has {', '.join(have) or f'no {several}'}"
+        if name is None and have:
             remedy += ": set python.function to one of them"
         elif close:
             remedy = f"did you mean {close[0]}?"
-        yield FileFault((*field, "function"), f"{path} has no function {function}", remedy)
+        yield FileFault(name_field, f"{path} has no {kind} {wanted}", remedy)
 
 
 def _top_level_names(body: list[ast.stmt]) -> Iterator[str]:

@@ -117,6 +117,7 @@ def _files(job: RLHFJob) -> Iterator[str]:
         yield part.source
         yield from (function.file for function in (part.map, part.filter) if function is not None)
     yield from (reward.python.file for reward in spec.all_rewards if reward.python is not None)
+    yield from (spec.environment.files if spec.environment is not None else ())
     if spec.rehearsal is not None:
         yield spec.rehearsal.trace
 

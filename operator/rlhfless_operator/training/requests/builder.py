@@ -74,7 +74,7 @@ class RequestBuilder:
         """Settings of the generation instances' engine."""
         generation, sampling = self._spec.generation, self._spec.sampling
         return EngineSettings(
-            name=generation.engine,
+            name=generation.engine if self._spec.environment is None else "transformers",
             vllm=generation.vllm,
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
@@ -134,6 +134,7 @@ class RequestBuilder:
             sink=self._folder.data(purpose),
             rewards=self._spec.rewards if purpose == "training" else self._spec.evaluation_rewards,
             most_dropped=self._spec.limits.dropped_prompts,
+            environment=self._spec.environment,
         )
 
     def generate(
@@ -188,6 +189,8 @@ class RequestBuilder:
             engine=self.engine,
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
             drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
+            environment=self._spec.environment,
+            chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.environment else {},
         )
 
     def next_weights(

@@ -1,0 +1,70 @@
+"""Rules over `environment` and other fields of a job."""
+
+from collections.abc import Sequence
+
+from rlhfless_functions.settings import RewardSettings
+from rlhfless_operator.job.rule import CelRule, Rule
+from rlhfless_operator.job.sections import JobFields
+
+
+def _can_be_combined(spec: JobFields) -> str | None:
+    if spec.environment is None:
+        return None
+    if spec.asynchronous is not None:
+        return "an environment can't be combined with async yet; remove one of the two"
+    if spec.rehearsal is not None:
+        return "a rehearsal knows no turns yet; remove environment or rehearsal"
+    if spec.generation.drafting != "never":
+        return "an environment can't be combined with drafting yet; write generation.drafting: never"
+    if spec.generation.engine == "vllm":
+        return "vLLM can't continue an environment's samples yet; write generation.engine: transformers"
+    if spec.sampling.stop:
+        return "turns end with the model's own tokens, not with sampling.stop; remove one of the two"
+    return None
+
+
+def _scores_exist(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | None:
+    if all(reward.environment is None for reward in rewards):
+        return None
+    if spec.environment is None:
+        return "a reward is the environment's score, but the job has no environment; add spec.environment"
+    if spec.environment.python is None:
+        return "tools alone give no score; add environment.python, or take another reward"
+    return None
+
+
+_HAS_SCORES = "has(self.environment) && has(self.environment.python)"
+
+ENVIRONMENT_RULES = (
+    Rule(
+        "environment",
+        ("environment", "async", "rehearsal", "generation.drafting", "generation.engine", "sampling.stop"),
+        _can_be_combined,
+        CelRule(
+            "!has(self.environment) || !has(self.async) && !has(self.rehearsal) &&"
+            " self.generation.drafting == 'never' && self.generation.engine != 'vllm' &&"
+            " size(self.sampling.stop) == 0",
+            "environment can't be combined with async, rehearsal, generation.drafting, generation.engine: vllm or"
+            " sampling.stop yet",
+        ),
+    ),
+    Rule(
+        "rewards",
+        ("rewards", "environment"),
+        lambda spec: _scores_exist(spec, spec.rewards),
+        CelRule(
+            f"!self.rewards.exists(r, has(r.environment)) || {_HAS_SCORES}",
+            "a reward that is the environment's score needs environment.python",
+        ),
+    ),
+    Rule(
+        "evaluation.rewards",
+        ("evaluation", "environment"),
+        lambda spec: _scores_exist(spec, (spec.evaluation.rewards if spec.evaluation else None) or ()),
+        CelRule(
+            "!has(self.evaluation) || !has(self.evaluation.rewards) ||"
+            f" !self.evaluation.rewards.exists(r, has(r.environment)) || {_HAS_SCORES}",
+            "a reward that is the environment's score needs environment.python",
+        ),
+    ),
+)
