@@ -15,6 +15,7 @@ import json
 import math
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import chains
@@ -112,10 +113,14 @@ def draw_batch(
     )
 
 
-def warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, generator: random.Random, unseen: set[str]
-) -> None:
-    """Supervised learning: Muon on matrices, AdamW on the embedding and the norms, chains that grow longer."""
+def train(model: Qwen3ForCausalLM, steps: int, draw: Callable[[int], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Supervised learning: Muon on matrices, AdamW on the embedding and the norms.
+
+    Args:
+        model: the model to train.
+        steps: number of updates.
+        draw: returns the token ids and labels of a step.
+    """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed_tokens" in name]
     optimizers: list[torch.optim.Optimizer] = [
@@ -128,8 +133,7 @@ def warm_start(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        longest = min(chains.LONGEST_CHAIN, 2 + math.ceil(2 * step / steps * (chains.LONGEST_CHAIN - 2)))
-        tokens, labels = draw_batch(generator, tokenizer, longest, step > PREFIX_FROM * steps, unseen)
+        tokens, labels = draw(step)
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         model.zero_grad()
@@ -200,7 +204,15 @@ def main() -> None:
 
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    warm_start(model, tokenizer, arguments.steps, generator, {chain.question for chain in problems})
+    unseen = {chain.question for chain in problems}
+
+    def draw(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chains grow longer, and get their prefix late."""
+        done = step / arguments.steps
+        longest = min(chains.LONGEST_CHAIN, 2 + math.ceil(2 * done * (chains.LONGEST_CHAIN - 2)))
+        return draw_batch(generator, tokenizer, longest, step > PREFIX_FROM * arguments.steps, unseen)
+
+    train(model, arguments.steps, draw)
     model.eval()
     print(f"held out, temperature 1, 8 samples a prompt: {accuracy(model, tokenizer, heldout, 8, greedy=False):.3f}")
     print(f"held out, greedy: {accuracy(model, tokenizer, heldout, 1, greedy=True):.3f}")
