@@ -48,9 +48,9 @@ def settings_of(file: Path, name: str | None = "Env", **given: Any) -> Environme
 class Play:
     """Plays one sample as generation does: appends what is sampled and what is given, and keeps the spans."""
 
-    def __init__(self, settings: EnvironmentSettings, room: int = 4000) -> None:
+    def __init__(self, settings: EnvironmentSettings, room: int = 4000, host: EpisodeHost | None = None) -> None:
         self.tokenizer = make_tokenizer()
-        self.host = EpisodeHost(settings)
+        self.host = host or EpisodeHost(settings)
         self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
         self._settings = settings
         self._room = room

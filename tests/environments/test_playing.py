@@ -2,12 +2,13 @@
 
 import os
 import signal
+import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhfless_functions.environments.host import EpisodeHost
 from rlhfless_functions.runtime.task import TaskError
 from tests.environments.chat import Play, settings_of
 
@@ -79,20 +80,34 @@ class Env:
 Playing = Callable[..., Play]
 
 
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[dict[str, EpisodeHost]]:
+    """Hosts by their settings: one takes a second to start."""
+    made: dict[str, EpisodeHost] = {}
+    yield made
+    for each in made.values():
+        each.close()
+
+
 @pytest.fixture
-def playing(tmp_path: Path) -> Iterator[Playing]:
+def playing(tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, EpisodeHost]) -> Iterator[Playing]:
     """Makes players of a class in a file, and ends them."""
     made: list[Play] = []
 
     def make(source: str = MAZE, room: int = 4000, **given: Any) -> Play:
-        file = tmp_path / "env.py"
+        file = tmp_path_factory.getbasetemp() / f"env{zlib.crc32(source.encode())}.py"
         file.write_text(source)
-        made.append(Play(settings_of(file, **given), room))
+        settings = settings_of(file, **given)
+        # The other settings are the parent's.
+        key = f"{file}{settings.memory}{settings.result_bytes}"
+        if key not in hosts or not hosts[key].alive():
+            hosts[key] = EpisodeHost(settings)
+        made.append(Play(settings, room, hosts[key]))
         return made[-1]
 
     yield make
     for each in made:
-        each.close()
+        each.episodes.close()
 
 
 def test_an_episode_begins_with_resets_text_and_ends_when_no_tool_is_called(playing: Playing) -> None:
