@@ -124,6 +124,8 @@ class EpisodeProcess:
                     look = now + _LOOK
                     self._check_memory(memory)
                 if not selector.select(min(deadline, look) - now):
+                    if self._connection.fileno() < 0:
+                        raise EpisodeKilledError("was ended")
                     continue
                 try:
                     piece = self._connection.recv(2**20)
