@@ -22,7 +22,14 @@ from rlhfless_functions.api import (
     parse_event,
     parse_request,
 )
-from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, DataSettings, KlSettings, RewardSettings
+from rlhfless_functions.settings import (
+    AlgorithmSettings,
+    BatchSettings,
+    DataSettings,
+    EnvironmentSettings,
+    KlSettings,
+    RewardSettings,
+)
 
 REQUESTS = get_args(get_args(RunRequest)[0])
 EVENTS = get_args(get_args(Event)[0])
@@ -42,6 +49,9 @@ WHOLE: dict[type[BaseModel], st.SearchStrategy[Any]] = {
     BatchSettings: st.builds(
         BatchSettings, prompts_per_step=st.integers(1, 9), minibatch_samples=st.just(4) | st.none()
     ),
+    EnvironmentSettings: st.sampled_from(
+        [{"tools": ["t.py:add"], "maxTurns": 3}, {"python": {"file": "env.py", "class": "Maze"}, "memory": "1Gi"}]
+    ).map(EnvironmentSettings.model_validate),
     RewardSettings: st.sampled_from(
         [
             {"name": "a", "python": {"file": "r.py", "style": "verl"}, "on_error": "unscorable", "timeout": 0.1},
