@@ -1,14 +1,19 @@
 """Preparation of samples with tokens that an environment gave."""
 
+from dataclasses import asdict
+
 import pytest
 
 from rlhfless_functions.api import SampledTokens
 from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan
 from rlhfless_functions.data.traces import read_trace_rows
+from rlhfless_functions.environments.episodes import Outcome
 from rlhfless_functions.settings import AlgorithmSettings
 from tests.preparation.batches import KL, BatchFolder
 from tests.preparation.batches import place as place  # The fixtures.
 from tests.preparation.batches import preparer as preparer
+
+OUTCOME = Outcome(score=1.0, turns=2, ended="answered")
 
 pytestmark = pytest.mark.usefixtures("warm_start")
 
@@ -22,7 +27,7 @@ def conversations(place: BatchFolder) -> BatchFolder:
     spans = [VersionSpan(2, 0, 5), VersionSpan(3, 5, 8)]
     place.add(
         [
-            GeneratedSample(0, 0, [3, 4], tokens, log_probs, "stop", spans, [(3, 6)], {"score": 1.0}),
+            GeneratedSample(0, 0, [3, 4], tokens, log_probs, "stop", spans, [(3, 6)], asdict(OUTCOME)),
             GeneratedSample(0, 1, [3, 4], [5, 1], [-1.0, -1.0], "stop", [VersionSpan(3, 0, 2)]),
         ]
     )
@@ -39,7 +44,7 @@ def test_lists_of_numbers_have_zeros_at_given_tokens(conversations: BatchFolder)
         assert len(numbers) == 8
         assert numbers[3:6] == [0.0] * 3
         assert all(numbers[:3] + numbers[6:]) or name in ("advantages", "returns")
-    assert (talk.given, talk.outcome) == ([(3, 6)], {"score": 1.0})
+    assert (talk.given, talk.outcome) == ([(3, 6)], asdict(OUTCOME))
     assert (plain.given, plain.outcome) == ([], None)
 
 
