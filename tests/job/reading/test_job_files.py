@@ -93,7 +93,7 @@ def test_a_files_only_reward_needs_no_name(folder: Path) -> None:
     verl = "def compute_score(data_source, solution_str, ground_truth, extra_info): ...\n"
     (folder / "reward.py").write_text("def extract(solution_str): ...\n" + verl)
     assert check_files(job(rewards=python(file="reward.py")), folder) == []
-    (folder / "reward.py").write_text(verl + "def reward_func(queries, prompts, labels): ...\n")
+    (folder / "reward.py").write_text(verl + "def reward_func(queries, prompts, labels): ...\ndef _pool(): ...\n")
     (fault,) = check_files(job(rewards=python(file="reward.py")), folder)
     assert fault.message.endswith("has no function reward")
     assert fault.remedy == "it has compute_score, reward_func: set python.function to one of them"

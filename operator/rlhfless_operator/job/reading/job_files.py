@@ -178,7 +178,7 @@ def _member(field: FieldPath, name_field: FieldPath, file: str, name: str | None
         kind = "class" if name_field[-1] == "class" else "function"
         kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
         close = difflib.get_close_matches(wanted, sorted(names), n=1)
-        have = sorted(node.name for node in tree.body if isinstance(node, kinds))
+        have = sorted(node.name for node in tree.body if isinstance(node, kinds) and node.name[0] != "_")
         several = "classes" if kind == "class" else "functions"
         remedy = f"it has {', '.join(have) or f'no {several}'}"
         if name is None and have:
