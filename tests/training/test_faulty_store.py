@@ -11,12 +11,13 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from botocore.exceptions import ResponseStreamingError
 from safetensors.torch import load
 
 from tests.artifacts.faulty_s3 import KINDS, faulty_store
@@ -79,8 +80,11 @@ def weights_in_bucket(client: Any, bucket: str) -> dict[str, torch.Tensor]:
     """The last weights of the job in a bucket."""
 
     def read(key: str) -> bytes:
-        content: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        return content
+        while True:
+            # This client tries a request again, and not the read of a body.
+            with suppress(ResponseStreamingError):
+                content: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+                return content
 
     status = json.loads(read("faulty/status.json"))
     assert status["phase"] == "Succeeded", status
