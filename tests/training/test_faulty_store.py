@@ -24,7 +24,7 @@ from tests.artifacts.faulty_s3 import KINDS, faulty_store
 from tests.command_line import run_command
 from tests.training.whole_jobs import assert_equal_weights, final_weights, run_job
 
-NIGHTLY_RUNS = int(os.environ.get("RLHFLESS_FAULTY_RUNS", "1000"))
+NIGHTLY_RUNS = int(os.environ.get("RLHFLESS_FAULTY_RUNS", "300"))
 FIRST_SEED = int(os.environ.get("RLHFLESS_FAULTY_FIRST", "1000"))
 BUCKET = "faulty"
 SHORT = {
