@@ -76,6 +76,11 @@ def test_every_reason_that_asks_for_something_is_explained() -> None:
     assert explained - pods == {str(reason) for reason in Reason} - {str(reason) for reason in NOTHING_WRONG}
 
 
+def test_the_page_of_models_and_gpus_is_what_its_command_makes() -> None:
+    made = runpy.run_path(str(REPOSITORY / "docs" / "fits.py"))["page"]()
+    assert made == (REPOSITORY / "docs" / "which-model.md").read_text(), "python docs/fits.py > docs/which-model.md"
+
+
 def test_the_drawn_pictures_are_those_of_the_results() -> None:
     pictures = runpy.run_path(str(REPOSITORY / "docs" / "pictures.py"))["PICTURES"]
     for name, draw in pictures.items():

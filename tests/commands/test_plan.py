@@ -42,7 +42,8 @@ def nothing_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job(tiny_job: MakeJob) -> Path:
     """A GRPO job of 32 prompts of 8 samples on up to eight instances."""
     return tiny_job(
-        model={"source": "Qwen/Qwen2.5-7B-Instruct"},
+        model={"source": "Qwen/Qwen2.5-7B-Instruct", "lora": {"rank": 16}},
+        learning={"gradientCheckpointing": True},
         sampling={"maxPromptTokens": 1024, "maxResponseTokens": 2048},
         batch={"promptsPerStep": 32, "samplesPerPrompt": 8, "minibatchSamples": 256},
         generation={"instances": {"min": 1, "max": 8}},
@@ -70,8 +71,8 @@ def test_a_step_is_forecast_at_several_weights(job: Path) -> None:
     assert (found["model"], found["measured"], found["instance_hour"]) == ("Qwen2.5-7B", True, "4.00")
     for row in [*found["plans"], *found["front"]]:
         assert 1 <= row["actors"] <= 8
-        assert row["lower_bound_instance_seconds"] <= row["instance_seconds"]
-        assert Decimal(row["cost"]) == pytest.approx(Decimal(row["instance_seconds"]) * 4 / 3600, abs=Decimal("1e-4"))
+        assert row["lower_bound_gpu_seconds"] <= row["gpu_seconds"]
+        assert Decimal(row["cost"]) == pytest.approx(Decimal(row["gpu_seconds"]) * 4 / 3600, abs=Decimal("1e-4"))
     seconds = [row["seconds"] for row in found["plans"]]
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
 
@@ -83,7 +84,7 @@ def test_each_stage_is_forecast_at_its_own_price(job: Path) -> None:
     preparation, learning = own["preparation_seconds"], own["learning_seconds"] + 0.5
     for row in own["plans"]:
         others = preparation + learning
-        money = 4 * (row["instance_seconds"] - others) + 8 * preparation + 40 * learning
+        money = 4 * (row["gpu_seconds"] - others) + 8 * preparation + 40 * learning
         assert float(row["cost"]) == pytest.approx(money / 3600, abs=1e-4)
     budget = own["front"][0]["cost"]
     found = forecast(edited(job, stages), "--gpu", "L40S", "--budget", budget)["within_budget"]
@@ -133,7 +134,7 @@ def test_lengths_are_those_of_an_earlier_run(job: Path, tmp_path: Path) -> None:
     short, long = (
         forecast(job, "--gpu", "L40S", "--trace", str(tmp_path / f"{name}.parquet")) for name in ("short", "long")
     )
-    assert short["plans"][-1]["instance_seconds"] < long["plans"][-1]["instance_seconds"]
+    assert short["plans"][-1]["gpu_seconds"] < long["plans"][-1]["gpu_seconds"]
     assert "short.parquet, 40 prompts" in short["lengths"]
 
 
@@ -155,7 +156,7 @@ def test_no_figure_is_cut_off_in_a_file_or_in_a_narrow_terminal(job: Path, width
     assert "…" not in made.stdout
     assert max(map(len, made.stdout.splitlines())) <= (80 if width else 160)
     if width is None:
-        assert "instance-seconds" in made.stdout
+        assert "GPU-seconds" in made.stdout
 
 
 def test_the_tables_name_everything(job: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_pa
     better = forecast(job, *options, "spec.generation.drafting=auto", "--acceptance", "0.9")
     for found, than in ((drafted, plain), (better, drafted)):
         assert found["plans"][0]["seconds"] < than["plans"][0]["seconds"]
-        assert all(row["lower_bound_instance_seconds"] <= row["instance_seconds"] for row in found["front"])
+        assert all(row["lower_bound_gpu_seconds"] <= row["gpu_seconds"] for row in found["front"])
 
 
 def test_an_acceptance_that_does_not_fit_is_refused(job: Path) -> None:
@@ -383,3 +384,57 @@ def test_a_learner_with_more_gpus_needs_more_actors(job: Path) -> None:
     assert slow["matching_actors"] < (quick["matching_actors"] or 99)
     shown = CliRunner().invoke(cli.app, ["plan", str(job), "--gpu", "L40S"]).stdout
     assert f"From {slow['matching_actors']} actor" in shown
+
+
+# --- memory ---
+
+FULL = ("--set", "spec.model.lora=null")
+
+
+def test_what_is_left_out_is_chosen_so_that_it_fits(job: Path) -> None:
+    found = forecast(job, "--gpu", "H100", *FULL, "--set", "spec.model.source=Qwen/Qwen2.5-7B")
+    assert found["chosen"] == ["generation.vllm.tensorParallelSize: 1", "learning.processes: 4"]
+    assert found["learner_gpus"] == 4 and found["memory"]["learning"] < 80e9
+    assert {row["learner_gpus"] for row in found["front"]} == {4, 8}
+    named = forecast(job, "--gpu", "H100", *FULL, "--set", "spec.learning.processes=8")
+    assert named["learner_gpus"] == 8 and {row["learner_gpus"] for row in named["front"]} == {8}
+    large = forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen2.5-72B")
+    assert (large["gpus"], large["learner_gpus"]) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("model.source=Qwen/Qwen2.5-32B", "learning.processes=1"), "learning.processes is 1: Qwen2.5-32B needs"),
+        (
+            ("learning.processes=1", "batch.microbatchTokens=4096", "sampling.maxResponseTokens=1024"),
+            "the least that fits is learning.processes: 4",
+        ),
+        (("learning.gradientCheckpointing=false",), "learning.gradientCheckpointing: true"),
+        (("model.source=Qwen/Qwen2.5-72B", "optimizer.name=muon"), "learning.processes is left out"),
+    ],
+)
+def test_a_learner_that_does_not_fit_is_refused_with_the_least_that_does(
+    job: Path, settings: tuple[str, ...], message: str
+) -> None:
+    options = [option for setting in settings for option in ("--set", f"spec.{setting}")]
+    assert message in refusal(job, "--gpu", "H100", *FULL, *options)
+
+
+def test_a_reference_model_that_one_gpu_does_not_hold_is_refused(job: Path) -> None:
+    kl = ("--set", "spec.algorithm.kl={coefficient: 0.01}", "--set", "spec.model.source=Qwen/Qwen2.5-72B")
+    assert "it computes on a single GPU: set algorithm.kl.coefficient: 0" in refusal(job, "--gpu", "H100", *kl)
+
+
+def test_a_mixture_of_experts_needs_its_size_and_computes_as_its_active_part(job: Path) -> None:
+    moe = forecast(job, "--gpu", "H200", "--model", "Qwen/Qwen3-30B-A3B")
+    dense = forecast(job, "--gpu", "H200", "--model", "Qwen/Qwen3-32B")
+    assert moe["memory"]["generation"] > 0.8 * dense["memory"]["generation"]
+    assert moe["learning_seconds"] < dense["learning_seconds"] / 5
+
+
+def test_neither_rewards_nor_data_need_to_be_here(job: Path) -> None:
+    for file in job.parent.iterdir():
+        if file != job and file.is_file():
+            file.unlink()
+    assert forecast(job, "--gpu", "L40S")["plans"]

@@ -29,7 +29,7 @@ def test_a_models_shape_is_counted_from_its_configuration(tmp_path):
 
 def a_forecast(**changes):
     samples = typical_step(LengthStatistics(median=200, longest=2048), prompts=64, samples=8, longest=2048)
-    others = Others(seconds=10, instance_seconds=12)
+    others = Others(seconds=10, gpu_seconds=12)
     arguments = {"limits": Limits(max_instances=8, max_batch=256), "instance_hour": Decimal("3.77"), "others": others}
     return Forecast(samples, find_profile(QWEN_3B, "L40S", 1, startup_seconds=2), **arguments | changes)
 
@@ -41,21 +41,19 @@ def test_more_weight_on_cost_is_slower_and_cheaper():
     costs = [Decimal(row["cost"]) for row in plans]
     assert costs == sorted(costs, reverse=True)
     for row in plans + front:
-        assert row["lower_bound_instance_seconds"] <= row["instance_seconds"]
+        assert row["lower_bound_gpu_seconds"] <= row["gpu_seconds"]
         assert row["seconds"] == pytest.approx(row["generation_seconds"] + 10)
-        assert Decimal(row["cost"]) == pytest.approx(
-            Decimal(row["instance_seconds"] * 3.77 / 3600), abs=Decimal("1e-4")
-        )
+        assert Decimal(row["cost"]) == pytest.approx(Decimal(row["gpu_seconds"] * 3.77 / 3600), abs=Decimal("1e-4"))
 
 
 def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
-    others = Others(seconds=10, instance_seconds=90, preparation=80)
+    others = Others(seconds=10, gpu_seconds=90, preparation=80)
     found = {most: a_forecast(others=others, preparers=(1, most)).ahead(0.5, [1]) for most in (1, 3, 64)}
     assert [[row["preparers"] for row in rows] for rows in found.values()][:2] == [[1, 1], [3, 3]]
     assert found[1][1]["seconds"] == pytest.approx(80, rel=0.05), "one instance is what all others wait for"
     assert found[3][1]["seconds"] == pytest.approx(80 / 3, rel=0.05)
     assert found[1][1]["preparers_reason"].endswith("would be needed")
-    without = a_forecast(others=Others(seconds=10, instance_seconds=10)).ahead(0.5, [1])
+    without = a_forecast(others=Others(seconds=10, gpu_seconds=10)).ahead(0.5, [1])
     assert found[64][1]["preparers"] < 16
     assert found[64][1]["seconds"] == pytest.approx(without[1]["seconds"], rel=0.2)
 
@@ -67,7 +65,7 @@ def test_a_deadline_gives_the_cheapest_plan_and_a_budget_the_fastest():
     for row in front[1:-1]:
         cheapest = forecast.within_deadline(row["seconds"] + 1e-6)
         assert cheapest["seconds"] <= row["seconds"] + 1e-6
-        assert cheapest["instance_seconds"] <= row["instance_seconds"] * 1.005
+        assert cheapest["gpu_seconds"] <= row["gpu_seconds"] * 1.005
         fastest = forecast.within_budget(Decimal(row["cost"]) + Decimal("0.0001"))
         assert Decimal(fastest["cost"]) <= Decimal(row["cost"]) + Decimal("0.0001")
         assert fastest["seconds"] <= row["seconds"] * 1.05

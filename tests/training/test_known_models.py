@@ -18,7 +18,9 @@ from rlhfless_operator.training.costs.model_shape import find_shape, known_model
 PUBLISHED = {
     "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen2.5-14b": 14.7,
     "qwen2.5-32b": 32.5, "qwen2.5-72b": 72.7, "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2,
-    "qwen3-14b": 14.8, "qwen3-32b": 32.8, "llama-3-8b": 8.03, "llama-3-70b": 70.6, "llama-3.1-8b": 8.03,
+    "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5, "mixtral-8x7b": 46.7, "llama-2-70b": 69.0,
+    "llama-3-8b": 8.03, "llama-3-70b": 70.6, "llama-3.1-8b": 8.03,
     "llama-3.1-70b": 70.6, "llama-3.1-405b": 406, "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21, "llama-3.3-70b": 70.6,
     "gemma-2b": 2.51, "gemma-7b": 8.54, "gemma-2-2b": 2.61, "gemma-2-9b": 9.24, "gemma-2-27b": 27.2, "gemma-3-1b": 1.0,
     "gemma-3-4b": 3.88, "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "mistral-7b": 7.25, "mathstral-7b": 7.25,
@@ -100,10 +102,28 @@ def test_the_table_fills_in_what_a_configuration_leaves_to_its_class(hub_cache: 
     assert find_shape("google/gemma-3-4b-it").parameters == pytest.approx(3.88e9, rel=0.01)
 
 
-def test_models_of_experts_are_not_forecast_as_dense_ones(hub_cache: Path) -> None:
-    keep(hub_cache, "Qwen/Qwen3-30B-A3B", {**QWEN3_8B, "num_experts": 128})
-    with pytest.raises(ValueError, match=r"128 experts \(num_experts\): only dense decoders"):
-        find_shape("Qwen/Qwen3-30B-A3B")
+def test_experts_count_whole_in_memory_and_as_a_token_passes_them_in_time() -> None:
+    shape = find_shape("Qwen/Qwen3-30B-A3B")
+    assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert shape.active_parameters == pytest.approx(3.3e9, rel=0.03)
+    one, many = (shape.touched_parameters(tokens) for tokens in (1, 256))
+    assert one < many <= shape.parameters
+    dense = find_shape("Qwen/Qwen3-8B")
+    assert dense.active_parameters == dense.touched_parameters(64) == dense.parameters
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": 8}, "num_experts_per_tok is not in the configuration"),
+        ({"n_routed_experts": 8, "kv_lora_rank": 512}, "compresses keys and values"),
+        ({"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 2}, "has layers without experts"),
+        ({"n_routed_experts": 8, "first_k_dense_replace": 1}, r"without experts \(first_k_dense_replace\)"),
+    ],
+)
+def test_other_mixtures_are_not_forecast_as_these(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model_shape("m", {**QWEN3_8B, **fields})
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def plan(
     from rlhfless_operator.simulator.plan_view import view
     from rlhfless_operator.training.costs.hub import fetched_config
 
-    job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
+    job = load_job(job_file, files=False, settings=settings or ()).resolve_paths(job_file.parent)
     question = Question(
         gpu=gpu,
         gpus=gpus,

@@ -8,6 +8,6 @@
 - `prefixes`, `prefix_choice`: choose the prompt prefixes that one actor computes for all.
 - `warming`: start instances ahead of their work, and release those without work.
 - `lengths`: predict response lengths.
-- `latency/`: model the time of an instance.
+- `latency/`: model the time of an instance. `memory`: count the memory of each stage.
 - `history`: keep values of earlier steps.
 """

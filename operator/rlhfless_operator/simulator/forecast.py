@@ -26,19 +26,23 @@ class Others:
 
     seconds: float = 0.0
     """Seconds after generation: learning and the publication of the weights. Preparation goes on beside generation."""
-    instance_seconds: float = 0.0
-    """Instance-seconds of preparation and learning."""
+    gpu_seconds: float = 0.0
+    """GPU-seconds of preparation and learning."""
     paid_seconds: float | None = None
-    """The same in instance-seconds of generation that cost as much; None if it is `instance_seconds`."""
+    """The instance-seconds of generation that cost as much; None if a generation instance is a GPU of theirs."""
     preparation: float = 0.0
     """Instance-seconds of preparation alone."""
+    learner_gpus: int = 1
+    """GPUs that learn."""
+    learner_price: float = 1.0
+    """Price of the learner over that of a generation instance."""
     publishing: float = 0.0
     """Part of `seconds` in which the weights are on their way and the learner can take the next step."""
 
     @property
     def paid(self) -> float:
         """Instance-seconds of generation with the same cost."""
-        return self.instance_seconds if self.paid_seconds is None else self.paid_seconds
+        return self.gpu_seconds if self.paid_seconds is None else self.paid_seconds
 
 
 def typical_step(
@@ -78,6 +82,15 @@ def matching_actors(rows: Sequence[dict[str, Any]]) -> int | None:
         rows: of `Forecast.actors_beside`.
     """
     return min((row["actors"] for row in rows if row["learning_busy"] >= _ALL_THE_TIME), default=None)
+
+
+def undominated(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that no other beats in both time and cost, from the fastest to the cheapest."""
+    front: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (row["seconds"], Decimal(row["cost"]))):
+        if not front or Decimal(row["cost"]) < Decimal(front[-1]["cost"]):
+            front.append(row)
+    return front
 
 
 class Forecast:
@@ -209,8 +222,8 @@ class Forecast:
             preparers=preparers.instances,
         )
         idle = found.seconds * (1 - found.generation_busy)
-        waiting = len(work) * min(startup, max(0.0, idle)) + min(startup, max(0.0, found.seconds - others.seconds))
-        generating = found.generation_seconds + waiting
+        generating = found.generation_seconds + len(work) * min(startup, max(0.0, idle))
+        waiting = min(startup, max(0.0, found.seconds - others.seconds))
         return {
             "max_staleness": max_staleness,
             "actors": len(work),
@@ -220,18 +233,19 @@ class Forecast:
             "generation_busy": min(1.0, found.generation_busy),
             "learning_busy": min(1.0, found.learning_busy),
             "staleness": found.staleness,
-            "instance_seconds": generating + others.instance_seconds,
-            "cost": f"{self._cost(generating + others.paid):f}",
+            "gpu_seconds": generating * self._instance.gpus + waiting * others.learner_gpus + others.gpu_seconds,
+            "cost": f"{self._cost(generating + waiting * others.learner_price + others.paid):f}",
         }
 
     def _row(self, plan: Plan) -> dict[str, Any]:
-        seconds = plan.expected_instance_seconds + self._others.instance_seconds
+        gpus, others = self._instance.gpus, self._others
         return {
             "actors": len(plan.shares),
+            "learner_gpus": others.learner_gpus,
             "seconds": plan.expected_seconds + self._others.seconds,
             "generation_seconds": plan.expected_seconds,
-            "instance_seconds": seconds,
-            "lower_bound_instance_seconds": plan.lower_bound_instance_seconds + self._others.instance_seconds,
+            "gpu_seconds": plan.expected_instance_seconds * gpus + others.gpu_seconds,
+            "lower_bound_gpu_seconds": plan.lower_bound_instance_seconds * gpus + others.gpu_seconds,
             "cost": f"{self._cost(plan.expected_instance_seconds + self._others.paid):f}",
         }
 

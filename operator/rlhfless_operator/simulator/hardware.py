@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
-from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.gpu_names import gpu_of
 from rlhfless_operator.planner.latency.roofline import GPUS
@@ -59,35 +58,38 @@ class Hardware:
     """Source of the most actors."""
 
 
-def find_hardware(job: RLHFJob, gpu: str | None, gpus: int | None, around: Surroundings) -> Hardware:
+def find_hardware(job: RLHFJob, gpu: str | None, around: Surroundings, gpus_on: Callable[[str], int]) -> Hardware:
     """Return the GPUs to forecast for: the named ones, else the pool's, this machine's, or the cluster's.
 
     Args:
         gpu: name of a data sheet; None if not given.
-        gpus: number of GPUs of an instance; by default the number that the job's engine uses.
+        gpus_on: returns the number of GPUs of a generation instance, by their name.
 
     Raises:
         ValueError: nothing names a GPU, or the GPU has no data sheet; the message has the remedy.
     """
     rehearsal, generation = job.spec.rehearsal, job.spec.generation
     gpu = gpu or (rehearsal.gpu if rehearsal else None)
-    if gpus is None:
-        gpus = needed_gpus(job.spec)["generation"]
     name = pool_of(job)
     pool = None if around.settings is None else around.settings.pools.get(name)
+    here = False
+    if gpu is None and pool is not None and pool.accelerator is not None:
+        gpu = _named([pool.accelerator], f"pool {name}")
+    elif gpu is None and around.products:
+        gpu, here = _named(around.products, "this machine"), True
+    elif gpu is None:
+        gpu = _named(around.products_of_nodes(), "the cluster")
+    if gpu not in GPUS:
+        raise ValueError(f"gpu is {gpu!r}: choose one of {', '.join(GPUS)}")
+    gpus = gpus_on(gpu)
     room, by = None, ""
     if pool is not None and around.settings is not None:
         namespace = job.metadata.namespace or "default"
         asked = room_in_pool(job, around.settings, namespace)
         whole = min(pool.gpus, pool.namespaces.get(namespace, pool.gpus))
         room, by = (whole // max(1, gpus) if asked is None else asked), f"pool {name}"
-    if gpu is None and pool is not None and pool.accelerator is not None:
-        gpu = _named([pool.accelerator], f"pool {name}")
-    elif gpu is None and around.products:
-        gpu = _named(around.products, "this machine")
-        room, by = (len(around.gpus) // max(1, gpus), "this machine's GPUs") if room is None else (room, by)
-    elif gpu is None:
-        gpu = _named(around.products_of_nodes(), "the cluster")
+    if here and room is None:
+        room, by = len(around.gpus) // max(1, gpus), "this machine's GPUs"
     if generation.instances.max is not None:
         by = "generation.instances.max"
     elif room is None:

@@ -1,12 +1,13 @@
 """The forecast of a job: the seconds and the money of a step, from the job, its GPUs and response lengths."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
 from rlhfless_operator.job.spec import RLHFJob
@@ -18,12 +19,13 @@ from rlhfless_operator.planner.latency.devices import (
 )
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
 from rlhfless_operator.planner.latency.linear import InstanceProfile
-from rlhfless_operator.planner.latency.roofline import ModelShape
+from rlhfless_operator.planner.latency.roofline import GPUS, ModelShape
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import read_lines
-from rlhfless_operator.simulator.forecast import Forecast, Others, matching_actors, typical_step
+from rlhfless_operator.simulator.fitting import Fit, fit_job
+from rlhfless_operator.simulator.forecast import Forecast, Others, matching_actors, typical_step, undominated
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
 from rlhfless_operator.simulator.scenarios import GPU_HOUR
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
@@ -67,13 +69,13 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         ask_hub: asks a hub about a model that this machine does not know.
 
     Returns:
-        `{"job", "model", "gpu", "gpus", "actors_at_most", "actors_by", "measured", "engine_factor", "lengths",
-        "drafting", "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight",
-        "actors", "seconds", "generation_seconds", "instance_seconds", "lower_bound_instance_seconds", "cost"}],
-        "front", "ahead": [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy",
-        "learning_busy", "staleness", "instance_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors",
-        "learner_gpus", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a
-        decimal string.
+        `{"job", "model", "gpu", "gpus", "memory": {stage: bytes on each of its GPUs}, "chosen", "actors_at_most",
+        "actors_by", "measured", "engine_factor", "lengths", "drafting", "tokens_per_pass", "drafts", "currency",
+        "instance_hour", "steps", "plans": [{"cost_weight", "actors", "learner_gpus", "seconds", "generation_seconds",
+        "gpu_seconds", "lower_bound_gpu_seconds", "cost"}], "front", "ahead": [{"max_staleness", "actors", "preparers",
+        "preparers_reason", "seconds", "generation_busy", "learning_busy", "staleness", "gpu_seconds", "cost"}],
+        "beside": [as in "ahead"], "matching_actors", "learner_gpus", "within_deadline", "within_budget"}`: of a step;
+        seconds are of the whole step, money is a decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -81,9 +83,16 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     if around.settings is not None:
         job = job.on_cluster(around.settings.pods)
     spec = job.spec
-    hardware = find_hardware(job, question.gpu, question.gpus, around)
-    gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
     shape = _shape(job, question, ask_hub)
+    fits: dict[str, Fit] = {}
+
+    def gpus_on(gpu: str) -> int:
+        fits[gpu] = fit_job(spec, shape, GPUS[gpu], question.gpus)
+        return fits[gpu].tensor_parallel
+
+    hardware = find_hardware(job, question.gpu, around, gpus_on)
+    gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
+    fit = fits[gpu]
     instance = _instance(job, question, shape, hardware)
     factor = measured_factor(question.trace)
     if factor is not None:
@@ -91,23 +100,28 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     drafts = _drafts(job, question)
     if drafts is not None:
         instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
-    prices, priced_by = _prices(job, question, gpu, gpus)
+    prices, priced_by = _prices(job, question, gpu, fit)
     price = prices["generation"]
     longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
     samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
-    preparation, learning = _seconds_after_generation(job, samples, shape, hardware)
+    preparation = _preparation_seconds(job, samples, shape, gpu)
+    learning = {learner: _learning_seconds(job, samples, shape, gpu, learner) for learner in fit.learners}
     kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
-    forecast = Forecast(
-        samples,
-        instance,
-        Limits(actors.least, actors.most, kv_tokens, 256),
-        instance_hour=price,
-        others=_others(preparation, learning + UPDATE_SECONDS, prices),
-        preparers=(spec.preparation.instances.min, spec.preparation.instances.max),
-    )
-    front = forecast.front()
-    _check_budget(spec.budget, forecast, front, gpus)
+    forecasts = {
+        learner: Forecast(
+            samples,
+            instance,
+            Limits(actors.least, actors.most, kv_tokens, 256),
+            instance_hour=price,
+            others=_others(job, preparation, seconds + UPDATE_SECONDS, prices, learner, fit.learner),
+            preparers=(spec.preparation.instances.min, spec.preparation.instances.max),
+        )
+        for learner, seconds in learning.items()
+    }
+    forecast = forecasts[fit.learner]
+    front = undominated([row for each in forecasts.values() for row in each.front()])
+    _check_budget(spec.budget, forecast, front)
     most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
     beside = forecast.actors_beside(most_stale or 1)
     return {
@@ -115,6 +129,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "model": shape.name,
         "gpu": gpu,
         "gpus": gpus,
+        "memory": fit.bytes,
+        "chosen": fit.chosen,
         "actors_at_most": actors.most,
         "actors_by": hardware.actors_by,
         "measured": is_measured(shape, gpu, gpus),
@@ -132,13 +148,13 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "instance_hour": f"{price:f}",
         "priced_by": priced_by,
         "steps": spec.steps,
-        "learning_seconds": learning,
+        "learning_seconds": learning[fit.learner],
         "preparation_seconds": preparation,
-        "learner_gpus": _learner_gpus(job, gpus),
+        "learner_gpus": fit.learner,
         "plans": [forecast.weighted(weight) for weight in question.weights],
         "front": front,
-        "within_deadline": None if question.deadline is None else forecast.within_deadline(question.deadline),
-        "within_budget": None if question.budget is None else forecast.within_budget(question.budget),
+        "within_deadline": _within_deadline(forecasts.values(), question.deadline),
+        "within_budget": _within_budget(forecasts.values(), question.budget),
     }
 
 
@@ -159,7 +175,7 @@ def _instance(job: RLHFJob, question: Question, shape: ModelShape, hardware: Har
     return find_profile(shape, hardware.gpu, hardware.gpus, startup_seconds=startup)
 
 
-def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence[dict[str, Any]], gpus: int) -> None:
+def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence[dict[str, Any]]) -> None:
     """Refuse a budget of the job that is not enough for one step."""
     if budget is None:
         return
@@ -168,7 +184,7 @@ def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence
             forecast.within_budget(budget.money)
         except InfeasibleError as error:
             raise ValueError(f"spec.budget.money: not enough for one step: {error}; raise it") from error
-    least = min(row["instance_seconds"] for row in front) * gpus / 3600
+    least = min(row["gpu_seconds"] for row in front) / 3600
     if budget.gpu_hours is not None and budget.gpu_hours < least:
         raise ValueError(
             f"spec.budget.gpuHours: not enough for one step: budget is {budget.gpu_hours:g}: the cheapest plan takes"
@@ -176,25 +192,60 @@ def _check_budget(budget: BudgetSpec | None, forecast: Forecast, front: Sequence
         )
 
 
-def _seconds_after_generation(
-    job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, hardware: Hardware
-) -> tuple[float, float]:
-    """Return the seconds of preparation and of learning, without the optimizer's step."""
-    requests = RequestBuilder(job, JobFolder(""), "")
-    tokens = sum(each.prompt_tokens + each.expected_tokens for each in samples)
-    preparation = tokens * preparation_token_seconds(shape, hardware.gpu, hardware.gpus, requests.passes.preparation)
-    learner_gpus = _learner_gpus(job, hardware.gpus)
-    learning = tokens * learning_token_seconds(shape, hardware.gpu, learner_gpus, requests.passes.learning)
-    return preparation, learning
+def _within_deadline(forecasts: Iterable[Forecast], seconds: float | None) -> dict[str, Any] | None:
+    """Return the cheapest plan of any learner in time."""
+    if seconds is None:
+        return None
+    rows = _possible(reversed(list(forecasts)), lambda forecast: forecast.within_deadline(seconds))
+    return min(rows, key=lambda row: (Decimal(row["cost"]), row["seconds"]))
 
 
-def _learner_gpus(job: RLHFJob, gpus: int) -> int:
-    """Return the number of the learner's GPUs, if a generation instance has `gpus`."""
-    return job.spec.learning.processes or gpus
+def _within_budget(forecasts: Iterable[Forecast], money: Decimal | None) -> dict[str, Any] | None:
+    """Return the fastest plan of any learner for this money."""
+    if money is None:
+        return None
+    rows = _possible(forecasts, lambda forecast: forecast.within_budget(money))
+    return min(rows, key=lambda row: (row["seconds"], Decimal(row["cost"])))
 
 
-def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapping[Stage, Decimal], str]:
-    """Return the price of an instance of each stage for an hour, and its source."""
+def _possible(forecasts: Iterable[Forecast], plan: Callable[[Forecast], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the plans that there are.
+
+    Args:
+        forecasts: of all learners, the one first that comes nearest to what is asked.
+
+    Raises:
+        InfeasibleError: there is none.
+    """
+    rows, errors = [], []
+    for forecast in forecasts:
+        try:
+            rows.append(plan(forecast))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not rows:
+        raise errors[0]
+    return rows
+
+
+def _tokens(samples: Sequence[SampleLoad]) -> float:
+    return sum(each.prompt_tokens + each.expected_tokens for each in samples)
+
+
+def _preparation_seconds(job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, gpu: str) -> float:
+    """Return the seconds of preparation on one instance."""
+    gpus, passes = needed_gpus(job.spec)["preparation"], RequestBuilder(job, JobFolder(""), "").passes
+    return _tokens(samples) * preparation_token_seconds(shape, gpu, gpus, passes.preparation)
+
+
+def _learning_seconds(job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelShape, gpu: str, gpus: int) -> float:
+    """Return the seconds of learning, without the optimizer's step."""
+    passes = RequestBuilder(job, JobFolder(""), "").passes
+    return _tokens(samples) * learning_token_seconds(shape, gpu, gpus, passes.learning)
+
+
+def _prices(job: RLHFJob, question: Question, gpu: str, fit: Fit) -> tuple[Mapping[Stage, Decimal], str]:
+    """Return the price of an instance of each stage for an hour, of all learning instances together, and its source."""
     if question.instance_hour is not None:
         return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
     if job.spec.prices.given:
@@ -204,21 +255,35 @@ def _prices(job: RLHFJob, question: Question, gpu: str, gpus: int) -> tuple[Mapp
         return job.spec.instance_prices, "prices.instanceHour" if plain else "prices"
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
-    each = {stage: _learner_gpus(job, gpus) if stage == "learning" else gpus for stage in STAGES}
-    prices = {stage: Decimal(f"{GPU_HOUR[gpu] * count:.4f}") for stage, count in each.items()}
-    return prices, f"{gpus} × {gpu} of AWS on demand"
+    each = {**needed_gpus(job.spec), "generation": fit.tensor_parallel, "learning": fit.learner}
+    prices = {stage: Decimal(f"{GPU_HOUR[gpu] * each[stage]:.4f}") for stage in STAGES}
+    return prices, f"{fit.tensor_parallel} × {gpu} of AWS on demand"
 
 
-def _others(preparation: float, learning: float, prices: Mapping[Stage, Decimal]) -> Others:
+def _others(
+    job: RLHFJob, preparation: float, learning: float, prices: Mapping[Stage, Decimal], learner: int, priced: int
+) -> Others:
     """Return the time and cost of a step besides generation.
 
     Args:
         preparation: seconds.
         learning: seconds, with the publication of the weights.
         prices: of an hour of an instance of each stage.
+        learner: GPUs that learn.
+        priced: GPUs of the learner that has this price.
     """
-    paid = preparation * price_ratio(prices, "preparation") + learning * price_ratio(prices, "learning")
-    return Others(learning, preparation + learning, paid, preparation, PUBLISHING_SECONDS)
+    dear = price_ratio(prices, "learning") * learner / priced
+    paid = preparation * price_ratio(prices, "preparation") + learning * dear
+    gpu_seconds = preparation * needed_gpus(job.spec)["preparation"] + learning * learner
+    return Others(
+        learning,
+        gpu_seconds,
+        paid,
+        preparation,
+        learner_gpus=learner,
+        learner_price=float(dear),
+        publishing=PUBLISHING_SECONDS,
+    )
 
 
 def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:

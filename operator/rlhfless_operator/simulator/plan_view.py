@@ -35,6 +35,14 @@ def _engine(found: dict[str, Any]) -> str:
     )
 
 
+def _memory(found: dict[str, Any]) -> str:
+    return ", ".join(f"{stage} {size / 1e9:.0f} GB" for stage, size in found["memory"].items() if size)
+
+
+def _chosen(found: dict[str, Any]) -> str:
+    return f"; chosen: {', '.join(found['chosen'])}" if found["chosen"] else ""
+
+
 def view(found: dict[str, Any]) -> Group:
     """Return a forecast for the terminal."""
     source = "measured" if found["measured"] else "computed from the data sheet"
@@ -42,6 +50,7 @@ def view(found: dict[str, Any]) -> Group:
     head = (
         f"{found['job']}: {found['model']} on {found['gpus']} × {found['gpu']} an instance ({source}),"
         f" {format_money(Decimal(found['instance_hour']), currency)} an hour ({found['priced_by']})\n"
+        f"memory of a GPU: {_memory(found)}{_chosen(found)}\n"
         f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
         f"{_engine(found)}\n"
         f"lengths {found['lengths']}\n"
@@ -82,7 +91,7 @@ def _long_run_table(title: str, first: str, rows: Sequence[tuple[str, dict[str, 
         "generation busy",
         "learner busy",
         "staleness",
-        "instance-seconds",
+        "GPU-seconds",
     )
     for heading in (*headings, "a step"):
         table.add_column(heading, justify="right", overflow="fold")
@@ -95,7 +104,7 @@ def _long_run_table(title: str, first: str, rows: Sequence[tuple[str, dict[str, 
             f"{row['generation_busy']:.0%}",
             f"{row['learning_busy']:.0%}",
             f"{row['staleness']:.1f}",
-            f"{row['instance_seconds']:.0f}",
+            f"{row['gpu_seconds']:.0f}",
             format_money(Decimal(row["cost"]), found["currency"]),
         )
     return table
@@ -118,17 +127,27 @@ def _preparing(found: dict[str, Any]) -> str:
 def _table(title: str, rows: Sequence[tuple[str, dict[str, Any]]], found: dict[str, Any]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("plan", overflow="fold")
-    for heading in ("actors", "seconds", "generation", "instance-seconds", "of the bound", "a step", "the job"):
+    for heading in (
+        "actors",
+        "learner GPUs",
+        "seconds",
+        "generation",
+        "GPU-seconds",
+        "of the bound",
+        "a step",
+        "the job",
+    ):
         table.add_column(heading, justify="right", overflow="fold")
     for name, row in rows:
         cost = Decimal(row["cost"])
         table.add_row(
             name,
             str(row["actors"]),
+            str(row["learner_gpus"]),
             f"{row['seconds']:.1f}",
             f"{row['generation_seconds']:.1f}",
-            f"{row['instance_seconds']:.0f}",
-            f"{row['lower_bound_instance_seconds'] / row['instance_seconds']:.0%}",
+            f"{row['gpu_seconds']:.0f}",
+            f"{row['lower_bound_gpu_seconds'] / row['gpu_seconds']:.0%}",
             format_money(cost, found["currency"]),
             format_money(cost * found["steps"], found["currency"]) if found["steps"] else "",
         )

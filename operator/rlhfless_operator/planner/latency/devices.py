@@ -5,7 +5,7 @@ from typing import Any
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.latency.measured import MEASURED
-from rlhfless_operator.planner.latency.roofline import GPUS, HOST_UTILISATION, ModelShape, profile
+from rlhfless_operator.planner.latency.roofline import GPUS, HOST_UTILISATION, Layer, ModelShape, profile
 
 LEARNING_UTILISATION = 0.35
 """Part of the peak arithmetic that forward and backward passes reach. Assumed."""
@@ -19,7 +19,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a dense decoder with gated feed-forward layers, counted from its configuration.
+    """Return the shape of a decoder with gated feed-forward layers, or experts of such layers, by its configuration.
 
     Keys and values count for every token of the context, also in layers whose attention has a window.
 
@@ -27,19 +27,54 @@ def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
         ValueError: it is another kind of model, or its configuration is incomplete.
     """
     config = config.get("text_config") or config
-    experts = next((field for field in _EXPERTS if config.get(field)), None)
-    if experts is not None:
-        raise ValueError(f"{name} has {config[experts]} experts ({experts}): only dense decoders can be forecast")
-    fields = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    for field in fields:
-        if field not in config:
-            raise ValueError(f"{field} is not in the model's configuration: only dense decoders can be forecast")
-    hidden, layers, heads, inner, vocabulary = (int(config[field]) for field in fields)
+    for wanted in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
+        if wanted not in config:
+            raise ValueError(f"{wanted} is not in the model's configuration: only decoders can be forecast")
+    hidden, heads, vocabulary = (int(config[each]) for each in ("hidden_size", "num_attention_heads", "vocab_size"))
     kv_heads = int(config.get("num_key_value_heads") or heads)
     size = int(config.get("head_dim") or hidden // heads)
-    layer = 2 * hidden * size * (heads + kv_heads) + 3 * hidden * inner
-    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings", _is_gemma(config)) else 2)
-    return ModelShape(name, float(layers * layer + embeddings), 2 * 2 * layers * kv_heads * size, layers)
+    experts, chosen, wide, beside = _feed_forward(name, config)
+    in_experts = 3 * hidden * wide * experts
+    in_layer = 2 * hidden * size * (heads + kv_heads) + hidden * (experts + 3 * beside) + in_experts
+    layers, tied = int(config["num_hidden_layers"]), bool(config.get("tie_word_embeddings", _is_gemma(config)))
+    layer = Layer(
+        hidden=hidden,
+        vocabulary=vocabulary,
+        heads=heads,
+        query=heads * size,
+        key=kv_heads * size,
+        inner=chosen * wide + beside,
+        parameters=float(in_layer),
+        tied=tied,
+        expert_parameters=float(in_experts),
+        experts=experts,
+        chosen=chosen,
+    )
+    parameters = layers * layer.parameters + layer.embedding * (1 if tied else 2)
+    return ModelShape(name, parameters, 2 * 2 * layers * layer.key, layers, layer)
+
+
+def _feed_forward(name: str, config: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return a layer's experts, those that a token passes, the width of one, and the width beside them.
+
+    Raises:
+        ValueError: the layers are not alike, or their attention compresses keys and values.
+    """
+    experts = next((int(config[each]) for each in _EXPERTS if config.get(each)), 0)
+    if not experts:
+        return 0, 0, 0, int(config["intermediate_size"])
+    if config.get("kv_lora_rank"):
+        raise ValueError(f"{name} compresses keys and values (kv_lora_rank): such attention can't be forecast")
+    dense = next((each for each in ("mlp_only_layers", "first_k_dense_replace") if config.get(each)), None)
+    if dense is not None or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(
+            f"{name} has layers without experts ({dense or 'decoder_sparse_step'}): they can't be forecast"
+        )
+    if "num_experts_per_tok" not in config:
+        raise ValueError(f"num_experts_per_tok is not in the configuration of {name}, which has {experts} experts")
+    wide = int(config.get("moe_intermediate_size") or config["intermediate_size"])
+    beside = int(config.get("shared_expert_intermediate_size") or config.get("n_shared_experts", 0) * wide)
+    return experts, int(config["num_experts_per_tok"]), wide, beside
 
 
 def _is_gemma(config: Mapping[str, Any]) -> bool:
@@ -68,12 +103,12 @@ def is_measured(model: ModelShape, gpu: str, gpus: int) -> bool:
 
 def preparation_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: int) -> float:
     """Return the seconds of `passes` forward passes for each token."""
-    return passes * 2 * model.parameters / (gpus * GPUS[gpu].flops * PREPARATION_UTILISATION)
+    return passes * 2 * model.active_parameters / (gpus * GPUS[gpu].flops * PREPARATION_UTILISATION)
 
 
 def learning_token_seconds(model: ModelShape, gpu: str, gpus: int, passes: float) -> float:
     """Return the seconds of `passes` forward and backward passes for each token; a forward pass alone is a third."""
-    return passes * 6 * model.parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)
+    return passes * 6 * model.active_parameters / (gpus * GPUS[gpu].flops * LEARNING_UTILISATION)
 
 
 def state_move_seconds(model: ModelShape, gpu: str, gpus: int) -> float:

@@ -1,11 +1,12 @@
 """Latency from the data sheet, for hardware and models that no table covers.
 
 A decode step takes the longer of reading (weights and KV cache) and arithmetic, each at the part of the peak that
-engines reach: max(2·P·b / (F·mfu), (W + b·context·kv) / (B·mbu)) plus a constant. On one GPU that is within a third of
+engines reach: max(2·P·b / (F·mfu), (W + b·context·kv) / (B·mbu)) plus a constant. P are the parameters that a token
+passes, W the weights that the batch reads: of a mixture of experts, not all. On one GPU that is within a third of
 the measurements. With tensor parallelism it is optimistic for large batches, because all messages count as small.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhfless_operator.planner.latency.linear import DecodeTable, InstanceProfile
 
@@ -46,19 +47,63 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """The sizes of a decoder's layers, which are all alike, and of its embeddings. Memory depends on them."""
+
+    hidden: int
+    """Width of the hidden states."""
+    vocabulary: int
+    heads: int
+    """Attention heads: an engine divides them among its GPUs."""
+    query: int
+    """Width of all heads' queries."""
+    key: int
+    """Width of all heads' keys, and of their values."""
+    inner: int
+    """Width of the feed-forward layers that a token passes: of all its experts."""
+    parameters: float
+    tied: bool
+    """Whether the embeddings are the output head, too."""
+    expert_parameters: float = 0.0
+    """Parameters of all experts of a layer; 0 for a dense model."""
+    experts: int = 0
+    chosen: int = 0
+    """Experts that a token passes."""
+
+    @property
+    def embedding(self) -> float:
+        """Parameters of the embeddings, or of the output head."""
+        return float(self.vocabulary * self.hidden)
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a dense model on which latency depends."""
+    """The sizes of a model on which latency and memory depend."""
 
     name: str
     parameters: float
     kv_bytes: int
     """Bytes of KV cache for one token."""
     layers: int
+    layer: Layer | None = field(default=None, compare=False)
+    """Sizes of a layer; None if only latency is asked for."""
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights in bfloat16."""
         return 2 * self.parameters
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters that a token passes."""
+        return self.touched_parameters(1)
+
+    def touched_parameters(self, tokens: int) -> float:
+        """Return the parameters that a pass of so many tokens reads, if each token's experts are as good as random."""
+        if self.layer is None or not self.layer.experts:
+            return self.parameters
+        missed = (1 - self.layer.chosen / self.layer.experts) ** tokens
+        return self.parameters - missed * self.layers * self.layer.expert_parameters
 
 
 L40S = Gpu("L40S", 362e12, 864e9, 48e9, 32e9)
@@ -78,15 +123,16 @@ def roofline(model: ModelShape, gpu: Gpu, gpus: int) -> DecodeTable:
     hops = 2 * model.layers * HOP_SECONDS if gpus > 1 else 0.0
 
     def step(batch: int, context: int) -> float:
-        arithmetic = 2 * model.parameters * batch / (gpus * gpu.flops * DECODE_UTILISATION)
-        reading = (model.weight_bytes + batch * context * model.kv_bytes) / (gpus * gpu.bandwidth * MEMORY_UTILISATION)
+        arithmetic = 2 * model.active_parameters * batch / (gpus * gpu.flops * DECODE_UTILISATION)
+        read = 2 * model.touched_parameters(batch) + batch * context * model.kv_bytes
+        reading = read / (gpus * gpu.bandwidth * MEMORY_UTILISATION)
         return max(arithmetic, reading) + STEP_OVERHEAD_SECONDS + hops
 
     return DecodeTable(
         _BATCHES,
         _CONTEXTS,
         tuple(tuple(step(batch, context) for context in _CONTEXTS) for batch in _BATCHES),
-        2 * model.parameters / (gpus * gpu.flops * PREFILL_UTILISATION),
+        2 * model.active_parameters / (gpus * gpu.flops * PREFILL_UTILISATION),
     )
 
 

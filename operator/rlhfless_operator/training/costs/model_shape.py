@@ -1,6 +1,7 @@
 """The shape of the model that a job names. Forecasts of latency and memory rest on it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def read_model_shape(folder: Path) -> ModelShape:
     """Read the shape from a Hugging Face model's `config.json`.
 
     Raises:
-        ValueError: if the file is missing or lacks a field of a dense decoder.
+        ValueError: if the file is missing or lacks a field of a decoder.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -115,4 +116,5 @@ def _measured_twin(shape: ModelShape) -> ModelShape:
         same = (model.layers, model.kv_bytes) == (shape.layers, shape.kv_bytes)
         return same and abs(model.parameters - shape.parameters) < 0.01 * model.parameters
 
-    return next(filter(is_same, MODELS.values()), shape)
+    twin = next(filter(is_same, MODELS.values()), None)
+    return shape if twin is None else replace(twin, layer=shape.layer)
