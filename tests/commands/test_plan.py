@@ -42,7 +42,7 @@ def nothing_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def job(tiny_job: MakeJob) -> Path:
     """A GRPO job of 32 prompts of 8 samples on up to eight instances."""
     return tiny_job(
-        model={"source": "Qwen/Qwen2.5-7B-Instruct", "lora": {"rank": 16}},
+        model={"source": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "lora": {"rank": 16}},
         learning={"gradientCheckpointing": True},
         sampling={"maxPromptTokens": 1024, "maxResponseTokens": 2048},
         batch={"promptsPerStep": 32, "samplesPerPrompt": 8, "minibatchSamples": 256},

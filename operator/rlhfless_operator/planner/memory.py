@@ -165,7 +165,9 @@ def _passing_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup, *, head
         backward = max(outside + logits + wide_head, again)
     else:
         backward = copied + max(outside + logits + wide_head, temporary)
-    return saved + max(forward, backward) + _gathered_bytes(layer, setup)
+    # The embeddings' gradient is as large as they are. If they are the head, too, its gradient waits to be added.
+    ending = 0.0 if setup.lora_rank is not None else layer.embedding * (12 if layer.tied and head else 4)
+    return max(saved + max(forward, backward), ending) + _gathered_bytes(layer, setup)
 
 
 def _activation_bytes(layer: Layer, setup: LearnerSetup) -> float:
