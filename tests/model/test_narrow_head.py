@@ -172,3 +172,13 @@ def test_there_are_as_many_logits_at_once_as_asked_for(monkeypatch: pytest.Monke
     log_probs.sum().backward()
     assert max(made) <= 120
     assert sum(made) == 2 * TOKENS * VOCABULARY
+
+
+def test_entropies_are_not_rounded_where_layers_compute_in_bfloat16() -> None:
+    hidden, ids = inputs()
+    weight = torch.randn(VOCABULARY, hidden.shape[1])
+    given = (hidden, weight, None, ids, FORM, 1.0, 120, True, False)
+    _, exact = NarrowTokenLogProbs.apply(*given)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, entropies = NarrowTokenLogProbs.apply(*given)
+    assert torch.equal(entropies, exact)
