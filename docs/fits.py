@@ -38,11 +38,14 @@ FOOT = """
 ## What is counted
 
 A trained parameter takes 16 bytes: weight, gradient and AdamW's two moments in float32, divided among the learner's
-GPUs. Besides these, each GPU has the activations of its micro-batch, a chunk of logits, the layers that it gathers, and
-the copies in bfloat16 that a forward pass makes of all layers' weights. These copies are not divided: they are why 64
-GPUs may not suffice where 16 bytes a parameter would. The account of the learner was compared with what torch counts
-for the same step (`benchmarks/planning/learner_memory.py`); nothing was measured on a GPU. Of a GPU's memory 5 % and
-1.5 GB are left to fragments and the driver. Both are assumed. An engine has vLLM's 90 %.
+GPUs. Besides these, each GPU has the activations of its micro-batch, and three or four chunks of logits, each of a 64th
+of its memory. One GPU alone has a copy of all layers' weights in bfloat16 while a pass lasts. Several GPUs have the
+embeddings and two layers in bfloat16, and a layer's gradients in float32. Gradients of whole tensors wait on each GPU
+between two passes where they take a quarter of its memory at most: of up to 5 billion parameters on 80 GB.
+
+The account of the learner was compared with what torch counts for the same step
+(`benchmarks/planning/learner_memory.py`); nothing was measured on a GPU. Of a GPU's memory 5 % and 1.5 GB are left to
+fragments and the driver. Both are assumed. An engine has vLLM's 90 %.
 
 `python docs/fits.py > docs/which-model.md` makes this page.
 """
@@ -62,10 +65,11 @@ def _row(model: ModelShape, name: str, gpu: Gpu) -> str:
     size = f"{model.parameters / 1e9:.1f} B"
     if model.active_parameters < model.parameters:
         size += f", {model.active_parameters / 1e9:.1f} B active"
-    setups = (SETUP, replace(SETUP, offload=True), replace(SETUP, lora_rank=16))
+    setup = replace(SETUP, gpu_memory=gpu.memory)
+    setups = (setup, replace(setup, offload=True), replace(setup, lora_rank=16))
     learners = [_cell(least_learner(model, gpu, setup)) for setup in setups]
     fitting = (n for n in (1, 2, 4, 8) if engine_memory(model, n, SEQUENCE).total <= UTILIZATION * gpu.memory)
-    reference = preparation_memory(model, SETUP, 1).total <= usable_bytes(gpu)
+    reference = preparation_memory(model, setup, 1).total <= usable_bytes(gpu)
     cells = [name, size, *learners, _cell(next(fitting, None)), "yes" if reference else "–"]
     return f"| {' | '.join(cells)} |"
 

@@ -30,10 +30,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.integrations import moe
 
+from rlhfless_functions.distributed import sharding
 from rlhfless_functions.distributed.ranks import Ranks
-from rlhfless_functions.distributed.sharding import unit_of
+from rlhfless_functions.distributed.sharding import Unit, unit_of
 from rlhfless_functions.learning import optimizers
 from rlhfless_functions.learning.state import _make_trainable
+from rlhfless_functions.model import narrow_head, output_head
 from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.output_head import token_log_probs
 from rlhfless_functions.model.packed_attention import PACKED, packed_hidden
@@ -42,6 +44,7 @@ from rlhfless_functions.settings import LoraSettings, OptimizerSettings
 from rlhfless_functions.weights.adapters import attach_adapter
 from rlhfless_functions.weights.row_bits import EXPERTS
 from rlhfless_operator.planner.latency.devices import model_shape
+from rlhfless_operator.planner.latency.roofline import H100
 from rlhfless_operator.planner.memory import LearnerSetup, learner_memory
 from rlhfless_operator.training.costs.model_shape import known_models
 
@@ -54,6 +57,7 @@ _SETTINGS = ((1, False, None), (1, True, None), (1, True, 16), (8, True, None))
 """Ranks, gradient checkpointing and rank of the adapter."""
 
 _SAMPLE_TOKENS = 1024
+_GPU_BYTES = int(H100.memory)
 
 
 class StorageCount(TorchDispatchMode):
@@ -138,7 +142,7 @@ def peak_bytes(
     moe._grouped_mm = lambda rows, weight, offs: _GroupedProduct.apply(rows.to(weight.dtype), weight)
     config._attn_implementation, config._experts_implementation = PACKED, EXPERTS
     gc.collect()
-    with FakeTensorMode(allow_non_fake_inputs=True), _counting() as counted:
+    with _as_on_a_gpu(), FakeTensorMode(allow_non_fake_inputs=True), _counting() as counted:
         dtype = torch.float32 if lora_rank is None else torch.bfloat16
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
         if lora_rank is not None:
@@ -146,15 +150,38 @@ def peak_bytes(
             with patch.object(nn.Module, "to", lambda module, *given, **named: module):
                 model = attach_adapter(model, LoraSettings(rank=lora_rank))
         _make_trainable(model, checkpointing, False)
-        unit = unit_of(model, ranks)
+        unit = unit_of(model, ranks, torch.bfloat16 if lora_rank is None else torch.float32)
         optimizer = optimizers.ModelOptimizer(model, OptimizerSettings())
         for _ in range(2):
             gc.collect()
             counted.peak = counted.bytes
-            for _ in range(2):
-                _pass(model, unit, tokens, wide=lora_rank is None)
+            for more in (True, False):
+                unit.wait_with_gradients(more)
+                _pass(model, unit, tokens, cast=lora_rank is None and ranks.size == 1)
             optimizer.update(1.0)
         return counted.peak
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Let the learner choose as on an H100: products of the head, its chunks, and whether whole gradients wait."""
+
+    def has_memory(model: nn.Module, ranks: Ranks) -> bool:
+        learnt = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return 4 * learnt <= sharding._SHARE_OF_GRADIENTS * _GPU_BYTES
+
+    with (
+        patch.object(Ranks, "all", lambda ranks, value: [value]),
+        patch.object(sharding, "_has_memory_for_gradients", has_memory),
+        patch.object(output_head, "multiplies_narrow", lambda hidden: True),
+        patch.object(output_head, "chunk_logits", lambda device: int(_GPU_BYTES * narrow_head._SHARE_OF_MEMORY) // 4),
+        patch.object(narrow_head, "_product", _product),
+    ):
+        yield
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return left.new_empty(len(left), right.shape[1], dtype=torch.float32)
 
 
 class _GroupedProduct(torch.autograd.Function):
@@ -171,7 +198,7 @@ class _GroupedProduct(torch.autograd.Function):
         return torch.empty_like(rows), torch.empty_like(weight)
 
 
-def _pass(model: Any, unit: Any, tokens: int, *, wide: bool) -> None:
+def _pass(model: Any, unit: Unit, tokens: int, *, cast: bool) -> None:
     ids = torch.zeros(1, tokens, dtype=torch.long)
     lengths = [min(_SAMPLE_TOKENS, tokens - start) for start in range(0, tokens, _SAMPLE_TOKENS)]
 
@@ -179,7 +206,7 @@ def _pass(model: Any, unit: Any, tokens: int, *, wide: bool) -> None:
         hidden = packed_hidden(body_of(policy), ids, Packing(lengths)).flatten(0, 1)
         return token_log_probs(policy, hidden, ids.flatten(), 1.0, entropy=True)[0]
 
-    with torch.autocast("cpu", torch.bfloat16, enabled=wide):
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
         loss = -unit(compute).sum()
     loss.backward()
 

@@ -172,7 +172,7 @@ def test_the_tables_name_everything(job: Path) -> None:
         ((), "gpu is missing: give --gpu, one of A100, H100, H200, L40S; no pool's accelerator (RLHFLESS_POOLS)"),
         (("--gpu", "B300"), "gpu is 'B300': choose one of L40S, A100, H100, H200"),
         (("--gpu", "L40S", "--gpus", "0"), "gpus is 0: an instance has at least 1"),
-        (("--gpu", "L40S", "--model", "Llama-2-70B"), "does not fit 1 × L40S; use at least 4"),
+        (("--gpu", "L40S", "--gpus", "1", "--model", "Llama-2-70B"), "does not fit 1 × L40S; use at least 4"),
         (("--gpu", "L40S", "--model", "nobody/model"), "model is 'nobody/model', which is no folder here"),
         (
             ("--gpu", "L40S", "--lambda", "1.5"),
@@ -389,6 +389,7 @@ def test_a_learner_with_more_gpus_needs_more_actors(job: Path) -> None:
 # --- memory ---
 
 FULL = ("--set", "spec.model.lora=null")
+NO_REFERENCE = ("--set", "spec.algorithm.kl=null")
 
 
 def test_what_is_left_out_is_chosen_so_that_it_fits(job: Path) -> None:
@@ -398,7 +399,7 @@ def test_what_is_left_out_is_chosen_so_that_it_fits(job: Path) -> None:
     assert {row["learner_gpus"] for row in found["front"]} == {4, 8}
     named = forecast(job, "--gpu", "H100", *FULL, "--set", "spec.learning.processes=8")
     assert named["learner_gpus"] == 8 and {row["learner_gpus"] for row in named["front"]} == {8}
-    large = forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen2.5-72B")
+    large = forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen2.5-72B", *NO_REFERENCE)
     assert (large["gpus"], large["learner_gpus"]) == (4, 8)
 
 
@@ -408,7 +409,7 @@ def test_what_is_left_out_is_chosen_so_that_it_fits(job: Path) -> None:
         (("model.source=Qwen/Qwen2.5-32B", "learning.processes=1"), "learning.processes is 1: Qwen2.5-32B needs"),
         (
             ("learning.processes=1", "batch.microbatchTokens=4096", "sampling.maxResponseTokens=1024"),
-            "the least that fits is learning.processes: 4",
+            "the least that fits is learning.processes: 2",
         ),
         (("learning.gradientCheckpointing=false",), "learning.gradientCheckpointing: true"),
         (("model.source=Qwen/Qwen2.5-72B", "optimizer.name=muon"), "learning.processes is left out"),

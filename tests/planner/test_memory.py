@@ -51,6 +51,24 @@ def test_checkpointing_and_shorter_micro_batches_take_less() -> None:
     assert passing == sorted(passing, reverse=True) and passing[0] > 2 * passing[1]
 
 
+def test_several_ranks_hold_no_copies_of_all_layers() -> None:
+    model = find_shape("Qwen/Qwen2.5-32B")
+    alone, shared = (
+        learner_memory(model, LearnerSetup(ranks=ranks, tokens=1024, checkpointing=True)).passing for ranks in (1, 8)
+    )
+    assert alone > 2 * 31e9, "autocast's copies in bfloat16"
+    assert shared < 16e9
+
+
+def test_gradients_of_whole_tensors_wait_where_a_quarter_of_the_memory_holds_them() -> None:
+    model = find_shape("Qwen/Qwen2.5-3B")
+    waiting, exchanging = (
+        learner_memory(model, LearnerSetup(ranks=8, tokens=1024, checkpointing=True, gpu_memory=memory)).passing
+        for memory in (50e9, 49e9)
+    )
+    assert waiting - exchanging == pytest.approx(4 * model.parameters * 7 / 8, rel=0.05)
+
+
 def test_an_engine_divides_weights_and_preparation_does_not() -> None:
     model = find_shape("mistralai/Mixtral-8x7B-v0.1")
     assert model.parameters == pytest.approx(46.7e9, rel=0.01)

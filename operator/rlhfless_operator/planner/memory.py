@@ -3,15 +3,18 @@
 - Learner, for each trained parameter: weights, gradient and AdamW's two moments in float32, 16 bytes, divided among the
   ranks (ZeRO, arXiv 1910.02054; FSDP2). A frozen backbone below an adapter has 2 bytes.
 - Activations, for each token: the tensors that autograd keeps, in the manner of arXiv 2205.05198, counted for this
-  learner: residual stream in float32, products in bfloat16, attention that keeps no scores, logits in chunks.
-- Ranks gather whole layers to compute with them, and keep the embeddings whole while a pass lasts (FSDP2).
+  learner: products in bfloat16, attention that keeps no scores, logits in chunks. The residual stream of one rank is in
+  float32, as autocast leaves it, and that of several ranks in bfloat16.
+- One rank has copies of its weights in bfloat16 while a pass lasts (autocast). Several ranks gather whole layers in
+  bfloat16 to compute with them, and keep the embeddings whole while a pass lasts (FSDP2). Gradients of whole tensors
+  wait in float32 between passes where they take at most a quarter of a GPU.
 - Engine: weights divided by tensor parallelism, a pass of the longest prompts, and the keys and values of the longest
   sequence, in the share of memory that vLLM may use.
 
 `benchmarks/planning/learner_memory.py` compares the learner's with what torch counts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfless_operator.planner.latency.roofline import Gpu, Layer, ModelShape
 
@@ -23,10 +26,17 @@ ENGINE_PASS_TOKENS = 8192
 """Tokens of a pass for which vLLM reserves activations, as its default `max_num_batched_tokens` on such GPUs."""
 ENGINE_SEQUENCES = 256
 """Sequences whose logits vLLM reserves, as its default `max_num_seqs`."""
+_SHARE_OF_CHUNK = 1 / 64
+"""Share of a GPU's memory for a chunk of logits, where the output head multiplies bfloat16."""
+_SHARE_OF_GRADIENTS = 1 / 4
+"""Share of a GPU's memory that gradients of whole tensors may take between two passes."""
 _CHUNK_LOGITS = 2**24
 _LEAST_CHUNK_TOKENS = 128
-_CHUNK_TENSORS = 4
-"""Tensors of a chunk's logits that exist together in the output head's backward pass."""
+_FORWARD_CHUNKS = 3
+"""Tensors of a chunk's logits that exist together in the output head's forward pass: logits, their exponentials, and
+the products of both that are summed."""
+_BACKWARD_CHUNKS = 3.5
+"""The same in its backward pass: two of the chunk before, in float32 and one more in bfloat16, beside the new one."""
 _ADAPTED_MATRICES = 7
 """Matrices of a layer that an adapter on all of them has."""
 
@@ -46,6 +56,13 @@ class LearnerSetup:
     bfloat16: bool = True
     """Whether products are in bfloat16."""
     chunk_tokens: int | None = None
+    gpu_memory: float = 80e9
+    """Bytes of a GPU, on which the learner's chunks and its exchange of gradients depend."""
+
+    @property
+    def gathers_narrow(self) -> bool:
+        """Whether ranks gather float32 weights in bfloat16."""
+        return self.ranks > 1 and self.bfloat16 and self.lora_rank is None
 
 
 @dataclass(frozen=True)
@@ -72,14 +89,18 @@ def learner_memory(model: ModelShape, setup: LearnerSetup) -> Memory:
     """Return the memory of a learner's rank."""
     layer = sizes_of(model)
     policy = _state_bytes(model, layer, setup)
-    passing = _passing_bytes(model, layer, setup)
+    waiting = _waiting_bytes(model.parameters if setup.lora_rank is None else 0.0, setup)
+    passing, ending = _passing_bytes(model, layer, setup)
     if not setup.critic:
-        return Memory(policy / setup.ranks, passing)
+        return Memory(policy / setup.ranks, max(passing + waiting, ending))
     # The critic is a trained body with a head of one output, whatever trains the policy.
-    whole = LearnerSetup(**{**vars(setup), "lora_rank": None, "muon": False})
+    whole = replace(setup, lora_rank=None, muon=False)
     body = model.parameters - (0 if layer.tied else layer.embedding)
     critic = body * (8 if setup.offload else 16)
-    return Memory((policy + critic) / setup.ranks, max(passing, _passing_bytes(model, layer, whole, head=False)))
+    waiting += _waiting_bytes(body, whole)
+    critic_passing, critic_ending = _passing_bytes(model, layer, whole, head=False)
+    most = max(max(passing, critic_passing) + waiting, ending, critic_ending)
+    return Memory((policy + critic) / setup.ranks, most)
 
 
 def preparation_memory(model: ModelShape, setup: LearnerSetup, models: int) -> Memory:
@@ -91,8 +112,7 @@ def preparation_memory(model: ModelShape, setup: LearnerSetup, models: int) -> M
     """
     layer, width = sizes_of(model), 2 if setup.bfloat16 else 4
     live = setup.tokens * (4 * layer.hidden + width * (2 * layer.hidden + 2 * layer.query + 3 * layer.inner))
-    # The head widens its weights to float32.
-    head = 4 * layer.embedding + 3 * _chunk_bytes(layer, setup)
+    head = _FORWARD_CHUNKS * _chunk_bytes(layer, setup) + 10 * layer.hidden * setup.tokens
     return Memory(models * width * model.parameters, max(live, head))
 
 
@@ -145,42 +165,86 @@ def _state_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup) -> float:
     return 16 * model.parameters - 4 * matrices
 
 
-def _passing_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup, *, head: bool = True) -> float:
-    """Count what a forward and backward pass takes at its peak on each rank, besides the state."""
+def _waiting_bytes(learnt: float, setup: LearnerSetup) -> float:
+    """Count the gradients of whole tensors that a rank holds between two passes, beyond its part of them."""
+    return 4 * learnt * (1 - 1 / setup.ranks) if _waits(learnt, setup) else 0.0
+
+
+def _waits(learnt: float, setup: LearnerSetup) -> bool:
+    """Return whether the ranks exchange gradients once an update, not after each pass."""
+    return setup.ranks > 1 and 4 * learnt <= _SHARE_OF_GRADIENTS * setup.gpu_memory
+
+
+def _passing_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup, *, head: bool = True) -> tuple[float, float]:
+    """Count what a forward and backward pass takes at its peak on each rank, besides the state, and at its end."""
     tokens, kept = setup.tokens, _activation_bytes(layer, setup)
+    stream = (2 if setup.lora_rank is not None or setup.gathers_narrow else 4) * layer.hidden
     # A checkpointed layer keeps its input, and all of its tensors only while its own backward pass lasts.
-    stream = (4 if setup.lora_rank is None else 2) * layer.hidden
     saved = tokens * model.layers * (stream if setup.checkpointing else kept)
     copied = _copied_bytes(model, layer, setup)
-    temporary, outside = tokens * _backward_bytes(layer, setup), tokens * 12 * layer.hidden
-    logits = _CHUNK_TENSORS * _chunk_bytes(layer, setup) if head else 0.0
-    # The head's gradient, or its frozen weights widened to float32.
-    wide_head = 4 * layer.embedding if head and (setup.lora_rank is None or setup.bfloat16) else 0.0
-    forward = outside + temporary + copied
+    temporary, outside = tokens * _backward_bytes(layer, setup), tokens * (8 * layer.hidden + stream)
+    before, after, to_head = _head_bytes(layer, setup) if head else (0.0, 0.0, 0.0)
+    forward = copied + max(outside + before, temporary)
+    exchanged = 0.0
+    if setup.ranks > 1 and setup.lora_rank is None:
+        # A layer's gradients are in its gathered format. Those of the layer before are being exchanged, in float32:
+        # they are among those that waited, if any did.
+        exchanged = (2 if setup.gathers_narrow else 4) * layer.parameters
+        exchanged += 0 if _waits(model.parameters, setup) else 4 * layer.parameters
     if setup.checkpointing:
-        again = tokens * kept + temporary + copied / model.layers
-        if setup.ranks > 1 and setup.lora_rank is None:
-            # The head's gradient waits until the pass ends, and the layer before is still being exchanged.
-            again += wide_head + 4 * layer.parameters
-        backward = max(outside + logits + wide_head, again)
+        again = tokens * kept + temporary + copied / model.layers + exchanged
+        if setup.ranks > 1:
+            again += to_head
+        backward = max(outside + after + to_head, again)
     else:
-        backward = copied + max(outside + logits + wide_head, temporary)
-    # The embeddings' gradient is as large as they are. If they are the head, too, its gradient waits to be added.
-    ending = 0.0 if setup.lora_rank is not None else layer.embedding * (12 if layer.tied and head else 4)
-    return max(saved + max(forward, backward), ending) + _gathered_bytes(layer, setup)
+        backward = copied + max(outside + after + to_head, temporary + exchanged + (to_head if setup.ranks > 1 else 0))
+    gathered = _gathered_bytes(layer, setup)
+    return saved + max(forward, backward) + gathered, _ending_bytes(layer, setup, head=head) + gathered
+
+
+def _ending_bytes(layer: Layer, setup: LearnerSetup, *, head: bool) -> float:
+    """Count the gradients outside the layers, which are added and exchanged when a pass ends."""
+    if setup.lora_rank is not None:
+        return 0.0
+    width = 2 if setup.gathers_narrow else 4
+    # If the embeddings are the head, too, its gradient waits to be added.
+    gradients = layer.embedding * (3 * width if layer.tied and head else width)
+    if setup.ranks == 1:
+        return gradients
+    outside = 1 if layer.tied or not head else 2
+    return max(gradients, layer.embedding * outside * (width + 4))
+
+
+def _head_bytes(layer: Layer, setup: LearnerSetup) -> tuple[float, float, float]:
+    """Count what the output head takes in its forward and backward pass, and the gradient of its weights."""
+    chunk, frozen = _chunk_bytes(layer, setup), setup.lora_rank is not None
+    gradient = 0.0 if frozen else (2 if setup.gathers_narrow else 4) * layer.embedding
+    if not setup.bfloat16:
+        return _BACKWARD_CHUNKS * chunk, _BACKWARD_CHUNKS * chunk, gradient
+    copied = 0.0 if frozen or setup.gathers_narrow else 2 * layer.embedding
+    several = chunk < 4 * setup.tokens * layer.vocabulary
+    # The states' gradient in float32, and the product that is added to it.
+    states = 8 * layer.hidden * setup.tokens
+    backward = (_BACKWARD_CHUNKS if several else _BACKWARD_CHUNKS - 1) * chunk + states
+    return _FORWARD_CHUNKS * chunk + copied, backward, gradient
 
 
 def _activation_bytes(layer: Layer, setup: LearnerSetup) -> float:
     """Count what autograd keeps of a token in a layer.
 
-    In each of two norms the stream and its normalised form are kept in float32; each of five products keeps an input of
-    its own. Attention keeps queries, keys, values, its output and the next product's input; a gated feed-forward layer
-    keeps gate, its activation, the other factor and their product. A frozen matrix needs no input, but the matrices of
-    its adapter, which are in float32, do.
+    In each of two norms the stream is kept in float32, and its normalised form as the stream is. With a stream in
+    float32 each of five products keeps an input of its own; with one in bfloat16 they share two. Attention keeps
+    queries, keys, values, its output and the next product's input; a gated feed-forward layer keeps gate, its
+    activation, the other factor and their product. A frozen matrix needs no input, but the matrices of its adapter,
+    which are in float32, do.
     """
     half = 2 if setup.bfloat16 else 4
+    attention = half * (3 * layer.query + 2 * layer.key)
+    if setup.gathers_narrow:
+        experts = 2 * (layer.chosen * 2 * layer.hidden + 4 * layer.inner)
+        return 16 * layer.hidden + attention + (experts if layer.experts else 8 * layer.inner)
     if setup.lora_rank is None:
-        norms, attention = 16 * layer.hidden + 5 * half * layer.hidden, half * (3 * layer.query + 2 * layer.key)
+        norms = 16 * layer.hidden + 5 * half * layer.hidden
         # Grouped products of experts are no part of autocast: they stay in float32.
         experts = 4 * (layer.chosen * 2 * layer.hidden + 4 * layer.inner) - 2 * half * layer.hidden
         return norms + attention + (experts if layer.experts else 4 * half * layer.inner)
@@ -191,26 +255,32 @@ def _activation_bytes(layer: Layer, setup: LearnerSetup) -> float:
 
 def _backward_bytes(layer: Layer, setup: LearnerSetup) -> float:
     """Count the tensors of a token that exist together in a feed-forward layer's backward pass."""
-    width = 4 if layer.experts and setup.lora_rank is None else 2 if setup.bfloat16 else 4
+    wide = layer.experts and setup.lora_rank is None and not setup.gathers_narrow
+    width = 4 if wide or not setup.bfloat16 else 2
     return 2 * width * layer.inner + 4 * layer.hidden
 
 
 def _copied_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup) -> float:
-    """Count the copies in bfloat16 that autocast makes of float32 weights and keeps until a forward pass ends, or until
-    its backward pass without checkpointing."""
-    if setup.lora_rank is not None or not setup.bfloat16:
+    """Count the copies in bfloat16 that autocast makes of one rank's float32 weights and keeps until a forward pass
+    ends, or until its backward pass without checkpointing."""
+    if setup.lora_rank is not None or not setup.bfloat16 or setup.ranks > 1:
         return 0.0
     return 2 * (layer.parameters - layer.expert_parameters) * model.layers
 
 
 def _gathered_bytes(layer: Layer, setup: LearnerSetup) -> float:
-    """Count whole weights and gradients on a rank: those outside the layers, and a layer's with its gradients."""
+    """Count whole weights on a rank: those outside the layers, a layer's, and the next one's that arrives."""
     if setup.ranks == 1:
         return 0.0
     outside = layer.embedding * (1 if layer.tied else 2)
-    return 4 * outside + 8 * layer.parameters if setup.lora_rank is None else 2 * outside + 4 * layer.parameters
+    return (2 if setup.bfloat16 else 4) * (outside + 2 * layer.parameters)
 
 
 def _chunk_bytes(layer: Layer, setup: LearnerSetup) -> float:
-    chunk = setup.chunk_tokens or max(_LEAST_CHUNK_TOKENS, _CHUNK_LOGITS // layer.vocabulary)
-    return 4 * min(chunk, setup.tokens) * layer.vocabulary
+    """Count the float32 logits of a chunk."""
+    every = 4 * setup.tokens * layer.vocabulary
+    if setup.chunk_tokens:
+        return min(every, 4 * setup.chunk_tokens * layer.vocabulary)
+    if setup.bfloat16:
+        return min(every, _SHARE_OF_CHUNK * setup.gpu_memory)
+    return min(every, 4 * max(_LEAST_CHUNK_TOKENS, _CHUNK_LOGITS // layer.vocabulary) * layer.vocabulary)

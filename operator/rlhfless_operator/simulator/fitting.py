@@ -49,7 +49,7 @@ def fit_job(spec: RLHFJobSpec, model: ModelShape, gpu: Gpu, gpus: int | None = N
     Raises:
         ValueError: a stage's model does not fit; the message names the field and the least that fits.
     """
-    setup, chosen = learner_setup(spec, model), []
+    setup, chosen = learner_setup(spec, model, gpu), []
     parallel, engine = _engine(spec, model, gpu, gpus)
     if gpus is None and not _names_parallel(spec):
         chosen.append(f"generation.vllm.tensorParallelSize: {parallel}")
@@ -62,7 +62,7 @@ def fit_job(spec: RLHFJobSpec, model: ModelShape, gpu: Gpu, gpus: int | None = N
     return Fit(parallel, learners[0], learners, memory, chosen)
 
 
-def learner_setup(spec: RLHFJobSpec, model: ModelShape) -> LearnerSetup:
+def learner_setup(spec: RLHFJobSpec, model: ModelShape, gpu: Gpu) -> LearnerSetup:
     """Return what of a job's settings the learner's memory depends on."""
     sizes_of(model)
     learning, bfloat16 = spec.learning, spec.model.dtype == "bfloat16"
@@ -75,6 +75,7 @@ def learner_setup(spec: RLHFJobSpec, model: ModelShape) -> LearnerSetup:
         lora_rank=spec.model.lora.rank if spec.model.lora is not None else None,
         bfloat16=bfloat16 if learning.autocast is None else learning.autocast,
         chunk_tokens=learning.logits_chunk_tokens,
+        gpu_memory=gpu.memory,
     )
 
 
