@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from rlhfless_operator import cli
 from rlhfless_operator.job.reading.validation import InvalidJobError
 from rlhfless_operator.local.try_reward import TrialError, read_responses
+from tests.figures import ROOT
 from tests.training.whole_jobs import MakeJob, run_job
 
 pytestmark = pytest.mark.usefixtures("warm_start")
@@ -126,6 +127,15 @@ def test_a_row_that_the_data_does_not_have_is_named(tiny_job: MakeJob, tmp_path:
     result = try_reward(tiny_job(), "--responses", responses)
     assert result.exit_code == 1
     assert f"{responses}, line 2: the data has rows 0 to 11, not 12" in str(result.exception)
+
+
+@pytest.mark.parametrize("options", [[], ["--evaluation"]])
+def test_the_score_of_an_environment_is_refused(options: list[str]) -> None:
+    result = try_reward(ROOT / "examples" / "tools" / "grpo.yaml", *options)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, TrialError)
+    assert "reward 'solved' is the score of the job's environment" in str(result.exception)
+    assert "remove it from a copy of the job" in str(result.exception)
 
 
 def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:

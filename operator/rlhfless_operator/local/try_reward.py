@@ -36,15 +36,22 @@ def make_trial(
         evaluation: use the evaluation's data, rewards and sampling.
 
     Raises:
-        TrialError: the file can't be read, or the job has no evaluation.
+        TrialError: the file can't be read, the job has no evaluation, or only an environment can give a reward.
     """
     spec = job.spec
     if evaluation and spec.evaluation is None:
         raise TrialError("--evaluation: the job has no spec.evaluation; add it, or remove the option")
+    rewards = spec.evaluation_rewards if evaluation else spec.rewards
+    for reward in rewards:
+        if reward.environment is not None:
+            raise TrialError(
+                f"reward '{reward.name}' is the score of the job's environment, and try-reward plays no episodes; remove"
+                " it from a copy of the job to try the other rewards, or run the job with spec.steps: 1 to see its scores"
+            )
     return RewardTrial(
         model=spec.model,
         data=spec.evaluation.data if evaluation and spec.evaluation else spec.data,
-        rewards=spec.evaluation_rewards if evaluation else spec.rewards,
+        rewards=rewards,
         sampling=spec.evaluation_sampling if evaluation else spec.sampling,
         seed=spec.seed,
         total_steps=spec.steps or 1,
