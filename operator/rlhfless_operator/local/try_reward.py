@@ -45,8 +45,9 @@ def make_trial(
     for reward in rewards:
         if reward.environment is not None:
             raise TrialError(
-                f"reward '{reward.name}' is the score of the job's environment, and try-reward plays no episodes; remove"
-                " it from a copy of the job to try the other rewards, or run the job with spec.steps: 1 to see its scores"
+                f"reward '{reward.name}' is the score of the job's environment, and try-reward plays no episodes;"
+                " remove it from a copy of the job to try the other rewards, or run the job with spec.steps: 1 to see"
+                " its scores"
             )
     return RewardTrial(
         model=spec.model,
