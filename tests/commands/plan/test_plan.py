@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,50 +17,8 @@ from rlhfless_operator.job.reading.overrides import override
 from rlhfless_operator.job.reading.yaml_document import read_document
 from rlhfless_operator.simulator.traces import LengthStatistics, generate, write_trace
 from tests.clusters.control_plane import control_plane
+from tests.commands.plan.forecasts import forecast, refusal
 from tests.prerequisites import needs_api_server
-
-MakeJob = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Neither GPUs, nor pools, nor a cluster, nor models: where a test's nvidia-smi may be put."""
-    for variable in ("RLHFLESS_POOLS", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(variable, raising=False)
-    place = tmp_path / "bin"
-    place.mkdir()
-    monkeypatch.setenv("PATH", str(place))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return place
-
-
-@pytest.fixture
-def job(tiny_job: MakeJob) -> Path:
-    """A GRPO job of 32 prompts of 8 samples on up to eight instances."""
-    return tiny_job(
-        model={"source": "Qwen/Qwen2.5-7B-Instruct", "dtype": "bfloat16", "lora": {"rank": 16}},
-        learning={"gradientCheckpointing": True},
-        sampling={"maxPromptTokens": 1024, "maxResponseTokens": 2048},
-        batch={"promptsPerStep": 32, "samplesPerPrompt": 8, "minibatchSamples": 256},
-        generation={"instances": {"min": 1, "max": 8}},
-        prices={"instanceHour": "4.00"},
-        steps=100,
-    )
-
-
-def forecast(job: Path, *options: str) -> dict[str, Any]:
-    made = CliRunner().invoke(cli.app, ["plan", str(job), *options, "--json"])
-    assert made.exit_code == 0, (made.output, made.exception)
-    result: dict[str, Any] = json.loads(made.stdout)
-    return result
-
-
-def refusal(job: Path, *options: str) -> str:
-    made = CliRunner().invoke(cli.app, ["plan", str(job), *options])
-    assert isinstance(made.exception, ValueError), made.output
-    return str(made.exception)
 
 
 def test_a_step_is_forecast_at_several_weights(job: Path) -> None:
@@ -387,55 +343,3 @@ def test_a_learner_with_more_gpus_needs_more_actors(job: Path) -> None:
 
 
 # --- memory ---
-
-FULL = ("--set", "spec.model.lora=null")
-NO_REFERENCE = ("--set", "spec.algorithm.kl=null")
-
-
-def test_what_is_left_out_is_chosen_so_that_it_fits(job: Path) -> None:
-    found = forecast(job, "--gpu", "H100", *FULL, "--set", "spec.model.source=Qwen/Qwen2.5-7B")
-    assert found["chosen"] == ["generation.vllm.tensorParallelSize: 1", "learning.processes: 4"]
-    assert found["learner_gpus"] == 4 and found["memory"]["learning"] < 80e9
-    assert {row["learner_gpus"] for row in found["front"]} == {4, 8}
-    named = forecast(job, "--gpu", "H100", *FULL, "--set", "spec.learning.processes=8")
-    assert named["learner_gpus"] == 8 and {row["learner_gpus"] for row in named["front"]} == {8}
-    large = forecast(job, "--gpu", "H100", "--set", "spec.model.source=Qwen/Qwen2.5-72B", *NO_REFERENCE)
-    assert (large["gpus"], large["learner_gpus"]) == (4, 8)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("model.source=Qwen/Qwen2.5-32B", "learning.processes=1"), "learning.processes is 1: Qwen2.5-32B needs"),
-        (
-            ("learning.processes=1", "batch.microbatchTokens=4096", "sampling.maxResponseTokens=1024"),
-            "the least that fits is learning.processes: 2",
-        ),
-        (("learning.gradientCheckpointing=false",), "learning.gradientCheckpointing: true"),
-        (("model.source=Qwen/Qwen2.5-72B", "optimizer.name=muon"), "learning.processes is left out"),
-    ],
-)
-def test_a_learner_that_does_not_fit_is_refused_with_the_least_that_does(
-    job: Path, settings: tuple[str, ...], message: str
-) -> None:
-    options = [option for setting in settings for option in ("--set", f"spec.{setting}")]
-    assert message in refusal(job, "--gpu", "H100", *FULL, *options)
-
-
-def test_a_reference_model_that_one_gpu_does_not_hold_is_refused(job: Path) -> None:
-    kl = ("--set", "spec.algorithm.kl={coefficient: 0.01}", "--set", "spec.model.source=Qwen/Qwen2.5-72B")
-    assert "it computes on a single GPU: set algorithm.kl.coefficient: 0" in refusal(job, "--gpu", "H100", *kl)
-
-
-def test_a_mixture_of_experts_needs_its_size_and_computes_as_its_active_part(job: Path) -> None:
-    moe = forecast(job, "--gpu", "H200", "--model", "Qwen/Qwen3-30B-A3B")
-    dense = forecast(job, "--gpu", "H200", "--model", "Qwen/Qwen3-32B")
-    assert moe["memory"]["generation"] > 0.8 * dense["memory"]["generation"]
-    assert moe["learning_seconds"] < dense["learning_seconds"] / 5
-
-
-def test_neither_rewards_nor_data_need_to_be_here(job: Path) -> None:
-    for file in job.parent.iterdir():
-        if file != job and file.is_file():
-            file.unlink()
-    assert forecast(job, "--gpu", "L40S")["plans"]
