@@ -14,7 +14,14 @@ from rlhfless_operator.training.journal.lease import Lease
 from tests.controller.api_server_jobs import job_held_in, recorded_steps
 from tests.controller.api_server_jobs import jobs as jobs  # The fixtures.
 from tests.controller.api_server_jobs import server as server
-from tests.controller.operator_harness import Jobs, condition, operator_process, running_operator, wait_for
+from tests.controller.operator_harness import (
+    Jobs,
+    condition,
+    fresh_namespace,
+    operator_process,
+    running_operator,
+    wait_for,
+)
 from tests.jobs import small_job
 
 
@@ -113,6 +120,27 @@ def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_pa
         status = jobs.wait_phase("job", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded"
     assert recorded_steps(tmp_path) == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_operators_with_their_own_namespaces_drive_jobs_of_one_name_side_by_side(jobs: Jobs, tmp_path: Path) -> None:
+    with fresh_namespace(jobs.server) as others:
+        with (
+            operator_process(tmp_path, 0.05, jobs.namespace, elect=True) as own,
+            operator_process(tmp_path, 0.05, others.namespace, elect=True),
+        ):
+            for team in (jobs, others):
+                team.apply(small_job(steps=20))
+            for team in (jobs, others):
+                status = team.wait("job", lambda status: status.get("step", 0) >= 2)
+                assert status["driver"] == {"operator": leader(team), "lease": 1}
+            own.kill()
+            own.wait()
+            assert others.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
+            assert jobs.status("job")["phase"] == "Running"  # Nobody else has taken it.
+            assert others.status("job")["driver"]["lease"] == 1
+        with operator_process(tmp_path, 0.05, jobs.namespace, elect=True):
+            assert jobs.wait_phase("job", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
 @pytest.mark.slow
