@@ -2,19 +2,20 @@
 
     python -m benchmarks.cluster.stream_server
 
-It prints its port. A stream tells its progress each second. Every five seconds it flushes: it announces the tokens of
-all running samples, and one sample that has finished. These are the rates of real instances, with the default
-`generation.flush`. With --idle it sends heartbeats alone. A GET of any path answers with what there is.
+It prints its port. A stream tells its progress each second, or as rarely as it is asked to. Every five seconds it
+flushes: it announces the tokens of all running samples, and one sample that has finished. These are the rates of real
+instances, with the default `generation.flush`. With --idle it sends heartbeats alone. A GET of any path answers with
+what there is.
 """
 
 import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 
 _PROGRESS_SECONDS = 1.0
-_FLUSHES = 5
-"""Reports of progress from one flush to the next."""
+_FLUSH_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 5.0
 _TOKENS = 30
 """Tokens that each sample gets in a second."""
@@ -35,17 +36,17 @@ class Stream(asyncio.Protocol):
     def __init__(self, counts: Counts, idle: bool) -> None:
         self._counts, self._idle = counts, idle
         self._received = bytearray()
-        self._timer: asyncio.TimerHandle | None = None
-        self._reports = 0
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._flushes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._counts.streams -= 1
+        for timer in self._timers.values():
+            timer.cancel()
+        self._counts.streams -= bool(self._timers)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -74,24 +75,28 @@ class Stream(asyncio.Protocol):
         room = '"room":{"sequences":256,"kv_tokens":1000000},' if not self._idle else ""
         self._say(self._progress(room))
         self._counts.streams += 1
-        loop = asyncio.get_running_loop()
         # Streams begin together, and report apart.
-        self._timer = loop.call_later(self._period * (hash(name) % 1000) / 1000, self._report)
+        apart = (hash(name) % 1000) / 1000
+        self._again(self._report, self._period * apart)
+        if not self._idle:
+            self._again(self._flush, _FLUSH_SECONDS * apart)
+
+    def _again(self, what: Callable[[], None], seconds: float) -> None:
+        self._timers[what] = asyncio.get_running_loop().call_later(seconds, what)
 
     def _report(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._period, self._report)
-        if self._idle:
-            self._say('{"event":"heartbeat","still_seconds":0.0}\n')
-            return
-        self._reports += 1
-        self._say(self._progress())
-        if self._reports % max(1, round(_FLUSHES / self._period)) == 0:
-            part = f'"part":"{self._sink}/{self._reports}.parquet"'
-            self._say(f'{{"event":"partial","samples":[{self._samples(self._names, "cut")}],{part}}}\n')
-            if len(self._names) > _LEAST_RUNNING:
-                self._keys.pop()
-                done = self._samples([self._names.pop()], "stop")
-                self._say(f'{{"event":"sample","samples":[{done}],{part}}}\n')
+        self._again(self._report, self._period)
+        self._say('{"event":"heartbeat","still_seconds":0.0}\n' if self._idle else self._progress())
+
+    def _flush(self) -> None:
+        self._again(self._flush, _FLUSH_SECONDS)
+        self._flushes += 1
+        part = f'"part":"{self._sink}/{self._flushes}.parquet"'
+        self._say(f'{{"event":"partial","samples":[{self._samples(self._names, "cut")}],{part}}}\n')
+        if len(self._names) > _LEAST_RUNNING:
+            self._keys.pop()
+            done = self._samples([self._names.pop()], "stop")
+            self._say(f'{{"event":"sample","samples":[{done}],{part}}}\n')
 
     def _progress(self, more: str = "") -> str:
         tokens = str(self._tokens())

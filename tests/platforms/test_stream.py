@@ -8,10 +8,24 @@ from contextlib import aclosing
 import pytest
 from aiohttp import web
 
-from rlhfless_functions.api import Done, Event, Failed, Gang, Heartbeat, LearnRequest, RunRequest, Started
+from rlhfless_functions.api import (
+    Done,
+    Event,
+    Failed,
+    Gang,
+    GenerationRequest,
+    Heartbeat,
+    LearnRequest,
+    RunRequest,
+    SampleTask,
+    Started,
+    TaskKey,
+    WeightsReference,
+)
 from rlhfless_functions.api import dump_event as line
+from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
-from rlhfless_operator.platforms.stream import Pace, open_session, run_task
+from rlhfless_operator.platforms.stream import Pace, open_session, run_task, with_rarer_progress
 from tests.jobs import export_request
 
 Script = Callable[[web.StreamResponse], Awaitable[None]]
@@ -235,3 +249,45 @@ async def test_an_instance_that_floods_its_driver_waits(monkeypatch: pytest.Monk
     for _ in range(5):
         await heavy.keep(4 * 2**20)
     assert pauses[-1] == 1.0
+
+
+def generation_request() -> GenerationRequest:
+    return GenerationRequest(
+        key=TaskKey(job_uid="u", step=1, stage="generation", part="0", attempt=1),
+        result="r",
+        model=ModelSettings(source="m"),
+        weights=WeightsReference(version=0, uri="w"),
+        prompts="p",
+        samples=[SampleTask(prompt=0, index=0)],
+        sampling=SamplingSettings(),
+        seed=0,
+        sink="s",
+    )
+
+
+def test_very_many_streams_report_their_progress_more_rarely_and_nothing_else() -> None:
+    request = generation_request()
+    assert all(with_rarer_progress(request, streams) == request for streams in (1, 16, 1000))
+    rarer = with_rarer_progress(request, 16_000)
+    assert rarer == request.model_copy(update={"progress_seconds": 16.0})
+    assert with_rarer_progress(export_request(), 16_000) == export_request()
+
+
+async def test_a_stream_counts_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_streams: list[int] = []
+
+    def noted(request: RunRequest, streams: int) -> RunRequest:
+        open_streams.append(streams)
+        return request
+
+    monkeypatch.setattr("rlhfless_operator.platforms.stream.with_rarer_progress", noted)
+    async with answering(writing(STARTED)) as url, open_session() as session:
+        both = [run_task(session, url, "token", export_request(), stall_seconds=30.0) for _ in range(2)]
+        for stream in both:
+            assert await anext(stream) == Started(instance="pod-1")
+        with pytest.raises(InstanceLostError):
+            await anext(both[0])
+        await both[1].aclose()
+        with pytest.raises(InstanceLostError):
+            await events_of(url)
+    assert open_streams == [1, 2, 1]

@@ -6,7 +6,17 @@ from collections.abc import AsyncGenerator
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, Failed, Heartbeat, LearnRequest, RunRequest, Started, parse_event
+from rlhfless_functions.api import (
+    Done,
+    Event,
+    Failed,
+    GenerationRequest,
+    Heartbeat,
+    LearnRequest,
+    RunRequest,
+    Started,
+    parse_event,
+)
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 
 _MAX_LINE_BYTES = 4 * 2**20
@@ -14,6 +24,10 @@ _MOST_LINES = 2000
 """Most events of an instance in a second; more of them wait."""
 _MOST_BYTES = 16 * 2**20
 """Most bytes of an instance's events in a second."""
+_MOST_PROGRESS = 1000
+"""Most reports of progress in a second that a process asks all of its streams for."""
+_open: set[object] = set()
+"""The streams that this process reads."""
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -59,7 +73,9 @@ async def run_task(
             or if the instance reported for too long that nothing works in it.
         TaskFailedError: the task failed or was refused.
     """
-    body = request.model_dump_json().encode()
+    stream = object()
+    _open.add(stream)
+    body = with_rarer_progress(request, len(_open)).model_dump_json().encode()
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     if host is not None:
         headers["host"] = host
@@ -91,6 +107,20 @@ async def run_task(
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise InstanceSilentError(f"the instance was silent for {patience:g} s") from error
+    finally:
+        _open.discard(stream)
+
+
+def with_rarer_progress(request: RunRequest, streams: int) -> RunRequest:
+    """Return a request whose progress is reported more rarely, if this process reads very many streams.
+
+    Nothing depends on when progress is reported but the time of a move. What an instance writes down, and how soon its
+    silence is noticed, stays as it is.
+    """
+    if not isinstance(request, GenerationRequest):
+        return request
+    seconds = max(request.progress_seconds, streams / _MOST_PROGRESS)
+    return request.model_copy(update={"progress_seconds": seconds})
 
 
 def _waits(request: RunRequest) -> bool:
