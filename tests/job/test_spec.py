@@ -65,6 +65,8 @@ def test_other_names_are_refused(name: str) -> None:
 
 TWO = [{"name": "a", "math": {}}, {"name": "a", "format": {"pattern": "x"}}]
 LONG = [{"name": "short", "length": {"bufferTokens": 64}}]
+TOOLS = {"tools": ["tools.py:search"]}
+SOLVED = {"name": "solved", "environment": {}}
 EVALUATION = {"data": {"source": "held-out.jsonl"}}
 GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
 
@@ -119,6 +121,9 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "is not less than",
         ),
         ({"evaluation": {**GREEDY, "samplesPerPrompt": 2}}, "evaluation.samplesPerPrompt", "would be the same"),
+        ({"environment": TOOLS, "async": {}}, "environment", "can't be combined with async yet"),
+        ({"environment": TOOLS, "rewards": [SOLVED]}, "rewards", "tools alone give no score"),
+        ({"evaluation": {**EVALUATION, "rewards": [SOLVED]}}, "evaluation.rewards", "the job has no environment"),
     ],
 )
 def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, Any], field: str, words: str) -> None:
@@ -167,15 +172,18 @@ def test_all_broken_rules_are_found_at_once() -> None:
         "async": {"newWeights": "switch"},
         "preparation": {"instances": {"min": 2}},
     }
-    evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": TWO + LONG}
+    evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": [*TWO, *LONG, SOLVED]}
     fields = []
     # That there is no evaluation is a fault of its own.
     # Where an accelerator is unknown its price on spot is, too; and no money is counted without any price.
     broken |= {"prices": {"accelerators": {"A100": "2", "H100": "4"}}}
     spot = {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}
     # Where responses switch to newer weights, keys and values may be kept.
+    # Tools can't be used there yet, and give no score.
     others = {
         "async": {"kvCache": "keep"},
+        "environment": TOOLS,
+        "rewards": [SOLVED],
         "evaluation": evaluation,
         "pods": spot,
         "prices": {"accelerators": {"H100": "4"}},

@@ -237,6 +237,7 @@ _A_REWARD_OF_EACH_KIND: dict[str, dict[str, Any]] = {
     "format": {"pattern": "x"},
     "length": {"buffer_tokens": 4},
     "code": {},
+    "environment": {},
 }
 
 

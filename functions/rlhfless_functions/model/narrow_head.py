@@ -57,8 +57,8 @@ class NarrowTokenLogProbs(torch.autograd.Function):
             every = scores.sub_(normalizers[rows, None])
             torch.gather(every, 1, ids[rows, None], out=log_probs[rows, None])
             if entropies is not None:
-                with torch.autocast(hidden.device.type, enabled=False):  # It would round them to bfloat16.
-                    entropies[rows] = -torch.linalg.vecdot(every.exp(), every)
+                # Autocast would round the factors of a dot product to bfloat16.
+                entropies[rows] = -every.exp().mul_(every).sum(-1)
         ctx.save_for_backward(narrow, weight, bias, ids, normalizers, entropies)
         ctx.form, ctx.temperature, ctx.logits, ctx.format = form, temperature, logits, hidden.dtype
         ctx.entropy_gradient = entropy and entropy_gradient
