@@ -20,7 +20,7 @@ _HEARTBEAT_SECONDS = 5.0
 _TOKENS = 30
 """Tokens that each sample gets in a second."""
 _LEAST_RUNNING = 40
-"""Samples of a stream that do not finish, so that no actor is emptied into another."""
+"""Samples of a stream that never finish. They keep the planner from emptying an actor into another."""
 
 
 class Counts:

@@ -114,8 +114,8 @@ class GeneratedSample:
     versions: list[VersionSpan]
     """Consecutive spans that cover the response."""
     given: list[tuple[int, int]] = field(default_factory=list)
-    """Spans [start, end) of the response that an environment gave, in order. Nobody sampled their tokens, so they teach
-    nothing. Lists of numbers have a 0 at each of them."""
+    """Spans [start, end) of the response that an environment gave, in order. They teach nothing, and lists of numbers
+    have a 0 at each of their tokens."""
     outcome: dict[str, Any] | None = None
     """The outcome of the sample's episode, if it had one."""
 

@@ -1,8 +1,8 @@
 """The tokens that a chat template puts between turns. Sampled tokens are never rendered or tokenized again.
 
 A template renders whole conversations. To learn what follows a turn, the bridge renders a short conversation with a
-marker in the model's place, once with the new messages and once without, and takes what is after the marker. So
-whatever a template does to earlier turns, such as removing their thoughts, a response keeps every token it has.
+marker in the model's place, once with the new messages and once without, and takes what is after the marker. A
+template may change earlier turns, for example remove their thoughts. A response keeps every token it has.
 """
 
 import json
@@ -131,8 +131,10 @@ class Bridge:
         return self._between(last, turn, [{"role": "user", "content": self.plain(text)}])
 
     def plain(self, text: str) -> str:
-        """Return a text without the template's control tokens: a space parts their first two characters, so that no
-        result of a tool can end its own message."""
+        """Return a text without the template's control tokens: a space parts their first two characters.
+
+        Otherwise the result of a tool could end its own message.
+        """
         for token in self._special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text

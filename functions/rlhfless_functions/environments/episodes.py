@@ -18,7 +18,7 @@ class Turn:
     response: Sequence[int]
     """All response tokens so far."""
     given: Sequence[tuple[int, int]]
-    """Spans [start, end) of the response that nobody sampled."""
+    """Given spans [start, end) of the response."""
     seed: int
     """Key of the sample's random numbers."""
     truncated: bool
@@ -54,7 +54,7 @@ class Observation:
 
     sample: SampleKey
     tokens: Sequence[int] = ()
-    """Tokens to append to the response, which nobody sampled."""
+    """Given tokens to append to the response."""
     done: bool = False
     """Whether the episode is over: nothing is sampled after the tokens."""
     outcome: Outcome | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.rewards.channel import ChannelError, FrameBuffer, send
+from rlhfless_functions.rewards.process import end_processes
 from rlhfless_functions.runtime.activity import limited_wait
 from rlhfless_functions.settings import EnvironmentSettings
 
@@ -222,14 +223,7 @@ class EpisodeHost:
 
     def close(self) -> None:
         """End it and all of its episodes."""
-        with contextlib.suppress(OSError):
-            self._lifeline.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_processes(self._process, self._lifeline)
         self._lifeline.close()
         self._connection.close()
 

@@ -164,15 +164,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the worker and all of its descendants."""
-        with contextlib.suppress(OSError):
-            self._lifeline.shutdown(socket.SHUT_RDWR)
-        try:
-            # Killing takes the reaper milliseconds. Only a stopped or broken one must be killed itself.
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_processes(self._process, self._lifeline)
         self._read_output()
         self._selector.close()
         self._connection.close()
@@ -241,6 +233,19 @@ class WorkerProcess:
                 f"used {used / 2**20:.0f} MiB of memory, more than its limit of {self._memory / 2**20:.0f} MiB",
                 "out_of_memory",
             )
+
+
+def end_processes(reaper: subprocess.Popen[bytes], lifeline: socket.socket) -> None:
+    """End a reaper and the processes below it, by closing its lifeline."""
+    with contextlib.suppress(OSError):
+        lifeline.shutdown(socket.SHUT_RDWR)
+    try:
+        # Killing takes the reaper milliseconds. Only a stopped or broken one must be killed itself.
+        reaper.wait(5)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(reaper.pid, signal.SIGKILL)
+        reaper.wait()
 
 
 def _environment(kind: str) -> dict[str, str]:

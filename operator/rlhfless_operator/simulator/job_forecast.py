@@ -7,10 +7,11 @@ from typing import Any
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
-from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.latency.devices import (
     find_profile,
     is_measured,
@@ -84,36 +85,21 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         job = job.on_cluster(around.settings.pods)
     spec = job.spec
     shape = _shape(job, question, ask_hub)
-    fits: dict[str, Fit] = {}
-
-    def gpus_on(gpu: str) -> int:
-        fits[gpu] = fit_job(spec, shape, GPUS[gpu], question.gpus)
-        return fits[gpu].tensor_parallel
-
-    hardware = find_hardware(job, question.gpu, around, gpus_on)
+    hardware, fit = _hardware(job, question, around, shape)
     gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
-    fit = fits[gpu]
-    instance = _instance(job, question, shape, hardware)
-    factor = measured_factor(question.trace)
-    if factor is not None:
-        instance = replace(instance, latency=instance.latency.lines[0].times(factor))
-    drafts = _drafts(job, question)
-    if drafts is not None:
-        instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
+    factor, drafts = measured_factor(question.trace), _drafts(job, question)
+    instance = _as_measured(_instance(job, question, shape, hardware), factor, drafts)
     prices, priced_by = _prices(job, question, gpu, fit)
-    price = prices["generation"]
-    longest, batch = spec.sampling.max_response_tokens, spec.batch
     lengths, told = _lengths(job, question)
-    samples = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
+    samples = _samples(spec, lengths)
     preparation = _preparation_seconds(job, samples, shape, gpu)
     learning = {learner: _learning_seconds(job, samples, shape, gpu, learner) for learner in fit.learners}
-    kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
     forecasts = {
         learner: Forecast(
             samples,
             instance,
-            Limits(actors.least, actors.most, kv_tokens, 256),
-            instance_hour=price,
+            _limits(spec, actors, instance),
+            instance_hour=prices["generation"],
             others=_others(job, preparation, seconds + UPDATE_SECONDS, prices, learner, fit.learner),
             preparers=(spec.preparation.instances.min, spec.preparation.instances.max),
         )
@@ -145,7 +131,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "tokens_per_pass": _tokens_per_pass(question.trace),
         "drafts": None if drafts is None else {"coverage": drafts.coverage, "acceptance": drafts.acceptance},
         "currency": spec.prices.currency,
-        "instance_hour": f"{price:f}",
+        "instance_hour": f"{prices['generation']:f}",
         "priced_by": priced_by,
         "steps": spec.steps,
         "learning_seconds": learning[fit.learner],
@@ -156,6 +142,38 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "within_deadline": _within_deadline(forecasts.values(), question.deadline),
         "within_budget": _within_budget(forecasts.values(), question.budget),
     }
+
+
+def _hardware(job: RLHFJob, question: Question, around: Surroundings, shape: ModelShape) -> tuple[Hardware, Fit]:
+    """Return the GPUs of an instance, and how the job fits on them."""
+    fits: dict[str, Fit] = {}
+
+    def gpus_on(gpu: str) -> int:
+        fits[gpu] = fit_job(job.spec, shape, GPUS[gpu], question.gpus)
+        return fits[gpu].tensor_parallel
+
+    hardware = find_hardware(job, question.gpu, around, gpus_on)
+    return hardware, fits[hardware.gpu]
+
+
+def _as_measured(instance: InstanceProfile, factor: float | None, drafts: Drafts | None) -> InstanceProfile:
+    """Return an instance with the engine's measured factor and with drafts, where there are any."""
+    if factor is not None:
+        instance = replace(instance, latency=instance.latency.lines[0].times(factor))
+    if drafts is not None:
+        instance = replace(instance, latency=DraftedLatency(instance.latency.lines[0], drafts))
+    return instance
+
+
+def _samples(spec: RLHFJobSpec, lengths: Any) -> list[SampleLoad]:
+    """Return the groups of a step."""
+    batch, longest = spec.batch, spec.sampling.max_response_tokens
+    return typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
+
+
+def _limits(spec: RLHFJobSpec, actors: ActorRange, instance: InstanceProfile) -> Limits:
+    kv_tokens = min(instance.kv_tokens, spec.generation.kv_budget_tokens or instance.kv_tokens)
+    return Limits(actors.least, actors.most, kv_tokens, 256)
 
 
 def _shape(job: RLHFJob, question: Question, ask_hub: AskHub | None) -> ModelShape:
