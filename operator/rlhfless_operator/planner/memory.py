@@ -32,9 +32,8 @@ _SHARE_OF_GRADIENTS = 1 / 4
 """Share of a GPU's memory that gradients of whole tensors may take between two passes."""
 _CHUNK_LOGITS = 2**24
 _LEAST_CHUNK_TOKENS = 128
-_FORWARD_CHUNKS = 3
-"""Tensors of a chunk's logits that exist together in the output head's forward pass: logits, their exponentials, and
-the products of both that are summed."""
+_FORWARD_CHUNKS = 2
+"""Tensors of a chunk's logits that exist together in the output head's forward pass: logits and their exponentials."""
 _BACKWARD_CHUNKS = 3.5
 """The same in its backward pass: two of the chunk before, in float32 and one more in bfloat16, beside the new one."""
 _ADAPTED_MATRICES = 7
