@@ -12,7 +12,7 @@ from harness.audit import Replayer
 from harness.chart import Chart
 from harness.diagnostics import describe
 from harness.images import ROOT, Images, provide_images, provide_vllm_image
-from harness.jobs import KEPT, Jobs, short, weights_of
+from harness.jobs import KEPT, Jobs, run_undisturbed, short
 from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.quickstart import Applied, apply, run_here
@@ -91,11 +91,7 @@ def one_slot(chart: Chart, kubectl: Kubectl, options: Options) -> Iterator[Jobs]
 @pytest.fixture(scope="session")
 def undisturbed(chart: Chart, kubectl: Kubectl, storage: Storage) -> str:
     """Checksum of the weights of a short job on a volume to which nothing happens."""
-    jobs = Jobs(kubectl)
-    jobs.apply(short("undisturbed", **KEPT))
-    jobs.wait_succeeded("undisturbed", 600)
-    jobs.delete("undisturbed")
-    return weights_of(storage, storage.job("undisturbed"))
+    return run_undisturbed(Jobs(kubectl), storage, short("undisturbed", **KEPT))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from harness.dra_driver import DraDriver
 from harness.images import Images
-from harness.jobs import ONE_GPU, Jobs, finish_as, reach, short
+from harness.jobs import KEPT, ONE_GPU, Jobs, finish_as, reach, run_undisturbed, short
 from harness.kubectl import Kubectl, is_ready
 from harness.options import Options
 from harness.processes import Processes
@@ -28,6 +28,9 @@ NO_DEVICES = "cannot allocate all claims"
 """The scheduler says so instead, once the kubelet has deleted the ResourceSlices of a driver that is away for 30 s."""
 QUIET_SECONDS = 5.0
 """A hand-over takes less than a tenth of it."""
+MORE_STEPS = 12
+"""Steps of a job whose pod has to be stopped in its sleep. Each look takes about as long as a step, so a job of few
+steps may end before."""
 
 
 @pytest.fixture
@@ -90,15 +93,21 @@ def test_pods_whose_claim_no_driver_prepares_are_told_of(
     finish_as(undisturbed, one_slot, storage, name, storage.job(name))
 
 
+@pytest.fixture(scope="module")
+def undisturbed_longer(one_slot: Jobs, storage: Storage) -> str:
+    """Checksum of the weights of a job with more steps to which nothing happens."""
+    return run_undisturbed(one_slot, storage, short("slots-undisturbed", steps=MORE_STEPS, **KEPT))
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
-    one_slot: Jobs, kubectl: Kubectl, storage: Storage, processes: Processes, undisturbed: str, stage: str
+    one_slot: Jobs, kubectl: Kubectl, storage: Storage, processes: Processes, undisturbed_longer: str, stage: str
 ) -> None:
     """The pod that is to wake is stopped in its sleep. So the hand-over stays where it is for as long as it takes."""
     name = f"slots-between-before-{stage}"
     root = storage.job(name)
     awake = AwakeSpans(kubectl, name)
-    one_slot.apply(short(name, **ONE_GPU))
+    one_slot.apply(short(name, steps=MORE_STEPS, **ONE_GPU))
     operators = [pod for pod in kubectl.list("pods", **OPERATORS) if is_ready(pod)]
     next_one = stop_in_its_sleep(one_slot, kubectl, processes, name, stage)
     try:
@@ -116,7 +125,7 @@ def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
 
     one_slot.wait(name, "succeeded", ended, 900)
     awake.check()
-    finish_as(undisturbed, one_slot, storage, name, root)
+    finish_as(undisturbed_longer, one_slot, storage, name, root, all_steps=MORE_STEPS)
 
 
 def stop_in_its_sleep(jobs: Jobs, kubectl: Kubectl, processes: Processes, job: str, stage: str) -> dict[str, Any]:

@@ -142,17 +142,27 @@ def steps_of(storage: Storage, root: str) -> list[int]:
     return [json.loads(line)["step"] for line in storage.read(f"{root}/metrics.jsonl").splitlines()]
 
 
-def finish_as(undisturbed: str, jobs: Jobs, storage: Storage, name: str, root: str) -> None:
+def run_undisturbed(jobs: Jobs, storage: Storage, job: dict[str, Any]) -> str:
+    """Run a job to which nothing happens; the checksum of its weights."""
+    name = job["metadata"]["name"]
+    jobs.apply(job)
+    jobs.wait_succeeded(name, 900)
+    jobs.delete(name)
+    return weights_of(storage, storage.job(name))
+
+
+def finish_as(undisturbed: str, jobs: Jobs, storage: Storage, name: str, root: str, *, all_steps: int = STEPS) -> None:
     """Wait for a short job to succeed, and delete it: no step may be lost or doubled.
 
     Args:
         undisturbed: checksum of the weights that it has to come to.
         root: the job's folder.
+        all_steps: of the job.
     """
-    assert jobs.wait_succeeded(name, 900)["step"] == STEPS
+    assert jobs.wait_succeeded(name, 900)["step"] == all_steps
     weights, steps = weights_of(storage, root), steps_of(storage, root)
     assert weights == undisturbed, f"{name} came to other weights: {weights} instead of {undisturbed}"
-    assert steps == list(range(1, STEPS + 1)), f"{name} lost or doubled a step: {steps}"
+    assert steps == list(range(1, all_steps + 1)), f"{name} lost or doubled a step: {steps}"
     jobs.delete(name)
 
 
