@@ -198,7 +198,7 @@ def _passing_bytes(model: ModelShape, layer: Layer, setup: LearnerSetup, *, head
     else:
         backward = copied + max(outside + after + to_head, temporary + exchanged + (to_head if setup.ranks > 1 else 0))
     gathered = _gathered_bytes(layer, setup)
-    return saved + max(forward, backward) + gathered, _ending_bytes(layer, setup, head=head) + gathered
+    return saved + max(forward, backward) + gathered, _ending_bytes(layer, setup, head=head)
 
 
 def _ending_bytes(layer: Layer, setup: LearnerSetup, *, head: bool) -> float:
@@ -221,10 +221,12 @@ def _head_bytes(layer: Layer, setup: LearnerSetup) -> tuple[float, float, float]
     if not setup.bfloat16:
         return _BACKWARD_CHUNKS * chunk, _BACKWARD_CHUNKS * chunk, gradient
     copied = 0.0 if frozen or setup.gathers_narrow else 2 * layer.embedding
-    several = chunk < 4 * setup.tokens * layer.vocabulary
+    every = 4 * setup.tokens * layer.vocabulary
     # The states' gradient in float32, and the product that is added to it.
     states = 8 * layer.hidden * setup.tokens
-    backward = (_BACKWARD_CHUNKS if several else _BACKWARD_CHUNKS - 1) * chunk + states
+    # The rows of the weights' gradient that a chunk computes, in float32, beside the gradient; and their weights.
+    rows = 0.0 if frozen else (4 * layer.embedding + copied) * chunk / every
+    backward = (_BACKWARD_CHUNKS if chunk < every else _BACKWARD_CHUNKS - 1) * chunk + states + rows
     return _FORWARD_CHUNKS * chunk + copied, backward, gradient
 
 
