@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlhfless_functions.rewards.pool import RewardPool, WorkerSettings
+from rlhfless_functions.rewards.source import SourceError, run_file
 from tests.rewards.files import Reward, fate, make_group
 from tests.rewards.files import reward as reward  # A fixture.
 
@@ -116,3 +117,13 @@ def test_a_file_from_a_store_has_pools_too(tmp_path: Path) -> None:
         assert fate(outcome[0]) == "[1.0, 2.0]"
     finally:
         pool.close()
+
+
+def test_a_file_that_imports_from_its_package_is_refused_with_the_way_to_name_it(tmp_path: Path) -> None:
+    package = tmp_path / "rival" / "rewards"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "accuracy.py").write_text("from ..imports import available\ndef reward(completions): ...\n")
+    with pytest.raises(SourceError, match=r"accuracy.py imports .* `from rival\.rewards\.accuracy import"):
+        run_file(str(package / "accuracy.py"), tmp_path, module_name="from_a_package")

@@ -21,6 +21,8 @@ spec.loader.exec_module(module)
 """Module by which processes that the reward starts import its file under the same name: `import` returns what is in
 `sys.modules` in the end."""
 
+_RELATIVE = "imports from its package, but a job loads one file alone: name a file of your own that says `from"
+
 
 class SourceError(Exception):
     """The file or its function can't be used; the message says why and what to do."""
@@ -94,5 +96,18 @@ def run_file(file: str, scratch: Path, text: str | None = None, module_name: str
     module = importlib.util.module_from_spec(spec)
     # Pickle and dataclasses look a class's module up by its name.
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise SourceError(f"{file} {_RELATIVE} {_module_name(path)} import …`") from error
     return module
+
+
+def _module_name(path: Path) -> str:
+    """Return the name by which a file of a package is imported."""
+    names = [path.stem]
+    while (path := path.parent) and (path / "__init__.py").is_file():
+        names.insert(0, path.name)
+    return ".".join(names)
