@@ -50,6 +50,7 @@ def appears(path: Path) -> str:
         ("os.abort()", "ended its worker process by SIGABRT"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "ended its worker process by SIGSEGV"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+        ("return [completions[0][0]['content']]", "messages where prompts are, in columns such as `messages` or"),
         ("return [1.0]", "returned 1 rewards for 2 responses"),
         ("return [float('nan'), 1.0]", "returned nan as a reward"),
         ("return [1.0, float('inf')]", "returned inf as a reward"),

@@ -115,6 +115,12 @@ def plain_number(score: Any) -> float:
     return float(score)
 
 
+_CHATS = (
+    "; if it reads completions as chat messages: they are messages where prompts are, in columns such as `messages` or"
+    " by data.systemPrompt"
+)
+
+
 def describe(error: BaseException) -> str:
     """Describe an exception in one sentence. The whole traceback goes to stderr, which the parent logs."""
     traceback.print_exception(error)
@@ -127,6 +133,8 @@ def describe(error: BaseException) -> str:
         return str(error)
     if isinstance(error, LookupError) and type(error).__module__.startswith(_PACKAGE):
         return f"can't score a row: {error}"
+    if isinstance(error, TypeError) and str(error).startswith("string indices must be integers"):
+        return f"raised TypeError: {error}{_place(error.__traceback__)}{_CHATS}"
     return f"raised {type(error).__name__}: {error}{_place(error.__traceback__)}"
 
 
