@@ -28,9 +28,13 @@ NO_DEVICES = "cannot allocate all claims"
 """The scheduler says so instead, once the kubelet has deleted the ResourceSlices of a driver that is away for 30 s."""
 QUIET_SECONDS = 5.0
 """A hand-over takes less than a tenth of it."""
-MORE_STEPS = 12
-"""Steps of a job whose pod has to be stopped in its sleep. Each look takes about as long as a step, so a job of few
-steps may end before."""
+SLOW_STEPS: dict[str, Any] = {
+    "steps": 6,
+    "batch": {"promptsPerStep": 16, "samplesPerPrompt": 8, "minibatchSamples": 32, "microbatchTokens": 16384},
+    "algorithm": {"epochs": 8},
+}
+"""A job whose pods sleep for seconds while another generates or learns: two looks at a pod and a stop between them take
+as long as a whole step of a short job."""
 
 
 @pytest.fixture
@@ -94,20 +98,20 @@ def test_pods_whose_claim_no_driver_prepares_are_told_of(
 
 
 @pytest.fixture(scope="module")
-def undisturbed_longer(one_slot: Jobs, storage: Storage) -> str:
-    """Checksum of the weights of a job with more steps to which nothing happens."""
-    return run_undisturbed(one_slot, storage, short("slots-undisturbed", steps=MORE_STEPS, **KEPT))
+def undisturbed_slow(one_slot: Jobs, storage: Storage) -> str:
+    """Checksum of the weights of a job of slow steps to which nothing happens."""
+    return run_undisturbed(one_slot, storage, short("slots-undisturbed", **SLOW_STEPS, **KEPT))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
-    one_slot: Jobs, kubectl: Kubectl, storage: Storage, processes: Processes, undisturbed_longer: str, stage: str
+    one_slot: Jobs, kubectl: Kubectl, storage: Storage, processes: Processes, undisturbed_slow: str, stage: str
 ) -> None:
     """The pod that is to wake is stopped in its sleep. So the hand-over stays where it is for as long as it takes."""
     name = f"slots-between-before-{stage}"
     root = storage.job(name)
     awake = AwakeSpans(kubectl, name)
-    one_slot.apply(short(name, steps=MORE_STEPS, **ONE_GPU))
+    one_slot.apply(short(name, **SLOW_STEPS, **ONE_GPU))
     operators = [pod for pod in kubectl.list("pods", **OPERATORS) if is_ready(pod)]
     next_one = stop_in_its_sleep(one_slot, kubectl, processes, name, stage)
     try:
@@ -125,7 +129,7 @@ def test_the_operator_is_killed_when_a_pod_has_slept_and_the_next_has_not_woken(
 
     one_slot.wait(name, "succeeded", ended, 900)
     awake.check()
-    finish_as(undisturbed_longer, one_slot, storage, name, root, all_steps=MORE_STEPS)
+    finish_as(undisturbed_slow, one_slot, storage, name, root, all_steps=SLOW_STEPS["steps"])
 
 
 def stop_in_its_sleep(jobs: Jobs, kubectl: Kubectl, processes: Processes, job: str, stage: str) -> dict[str, Any]:
