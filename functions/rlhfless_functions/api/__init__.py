@@ -7,6 +7,7 @@ log-probabilities travel through the artifact store, never through this contract
 
 - `messages`: the base of all messages, the references in them, and the contract's version.
 - `requests`: a request for each kind of work, and `parse_request`.
+- `live`: the lines that add samples to a request whose body stays open, and take them back.
 - `results`: a result for each kind of request.
 - `events`: the events of a stream, and how to read and write them.
 - `preload`: the model that an instance loads before it is ready.
@@ -35,8 +36,10 @@ from rlhfless_functions.api.events import (
     Started,
     Waiting,
     dump_event,
+    ends_task,
     parse_event,
 )
+from rlhfless_functions.api.live import AddSamples, Join, Leave, Line, NewWeights, dump_line, parse_line
 from rlhfless_functions.api.messages import (
     PROTOCOL,
     STAGES,
@@ -61,6 +64,7 @@ from rlhfless_functions.api.requests import (
     Gang,
     GenerationRequest,
     LearnRequest,
+    LiveBatch,
     MaterializeRequest,
     NextWeights,
     PrepareRequest,

@@ -52,6 +52,13 @@ class EngineRoom(Message):
     """Most tokens that it drafts for a sequence in a pass; 0 if it drafts none."""
 
 
+class ShareEvent(Message):
+    """An event that may speak of one share of a live batch."""
+
+    of: str | None = None
+    """Sink of that share; None if it speaks of the whole task."""
+
+
 class Progress(Message):
     """Progress of the share; several updates may be merged."""
 
@@ -70,6 +77,8 @@ class Progress(Message):
     prefetched_version: int | None = None
     """Newest weights version for which a request need not be held back: it is in the instance's memory, or could not be
     put there. While there is no newer one, it is the request's own. None if the instance looks for none."""
+    version: int | None = None
+    """Weights version that decodes now, in a live batch."""
     weights_bytes: int | None = None
     """Bytes fetched from an object store for the request's weights. None if the store is a file system, and after a
     request's first progress."""
@@ -84,7 +93,7 @@ class FinishedSample(Message):
     finish_reason: FinishReason
 
 
-class Samples(Message):
+class Samples(ShareEvent):
     """Samples that have finished since the last such event; `part` holds them."""
 
     event: Literal["sample"] = "sample"
@@ -92,7 +101,7 @@ class Samples(Message):
     part: str
 
 
-class Partial(Message):
+class Partial(ShareEvent):
     """Unfinished samples whose tokens so far have been published; `part` holds them."""
 
     event: Literal["partial"] = "partial"
@@ -135,8 +144,9 @@ class Heartbeat(Message):
     stream decides how long is too long."""
 
 
-class Done(Message):
-    """Terminal: the work is complete. A drained instance may leave samples unfinished."""
+class Done(ShareEvent):
+    """Terminal, if it speaks of the whole task: the work is complete. A drained instance may leave samples
+    unfinished."""
 
     event: Literal["done"] = "done"
     result: dict[str, Any]
@@ -150,8 +160,8 @@ FailureReason = Literal[
 ]  # fmt: skip
 
 
-class Failed(Message):
-    """Terminal: the work could not be done."""
+class Failed(ShareEvent):
+    """Terminal, if it speaks of the whole task: the work could not be done."""
 
     event: Literal["failed"] = "failed"
     reason: FailureReason
@@ -167,6 +177,11 @@ Event = Annotated[
 ]
 
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+def ends_task(event: Event) -> bool:
+    """Return whether an event is the terminal record of its stream."""
+    return isinstance(event, Done | Failed) and event.of is None
 
 
 def dump_event(event: Event) -> bytes:

@@ -93,6 +93,15 @@ class NextWeights(Message):
     """The line for them; see `GenerationRequest.weights_line`."""
 
 
+class LiveBatch(Message):
+    """The batch of a request whose body stays open; see `api.live`."""
+
+    sequences: int = Field(ge=1)
+    """Most samples that are decoded at a time, if the engine has room for them."""
+    prompt_tokens: int = Field(ge=1)
+    """Tokens of the longest prompt that may come."""
+
+
 class GenerationRequest(BaseRequest):
     """Generation: sample responses at one weights version, or continue those that an older one began."""
 
@@ -148,6 +157,8 @@ class GenerationRequest(BaseRequest):
     """Environment of the samples; by default a response is a single turn."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Arguments of the chat template, for the turns of an environment."""
+    live: LiveBatch | None = None
+    """The batch that further lines of the body add samples to; None if these samples are all."""
 
 
 class TrainingProgress(Message):

@@ -30,6 +30,10 @@ class FlushSchedule:
     now: float
     _group_complete: bool = False
 
+    def grown(self, samples: int) -> None:
+        """Record that so many more samples will finish."""
+        self.share += samples
+
     def group_completed(self) -> None:
         """Record that all samples of a prompt in this share have finished."""
         self._group_complete = True
@@ -71,9 +75,10 @@ class RolloutPublisher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._writer.shutdown(wait=True)
         if kind is None:
-            self.check()
+            self.close()
+        else:
+            self._writer.shutdown(wait=True)
 
     @property
     def idle(self) -> bool:
@@ -84,6 +89,15 @@ class RolloutPublisher:
         """Raise the error that kept a part from being written."""
         if self._last is not None and self._last.done():
             self._last.result()
+
+    def close(self) -> None:
+        """Wait until everything that was handed over is stored.
+
+        Raises:
+            ArtifactError: it cannot be stored.
+        """
+        self._writer.shutdown(wait=True)
+        self.check()
 
     def publish(self, finished: Sequence[GeneratedSample], partial: Sequence[GeneratedSample]) -> None:
         """Hand a part over; do nothing if it is empty."""

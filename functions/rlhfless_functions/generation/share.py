@@ -1,19 +1,28 @@
 """The work of one request: generates its share of the samples, publishes them, and reports on them."""
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import DecodeCounts, GenerationRequest, GenerationResult, Progress, WeightsFetched
+from rlhfless_functions.api import (
+    DecodeCounts,
+    GenerationRequest,
+    GenerationResult,
+    Progress,
+    SampleTask,
+    WeightsFetched,
+)
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.data.rollouts import GeneratedSample, continued_spans
+from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan, continued_spans
 from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     Engine,
     EngineRun,
     NonFiniteLogitsError,
+    SequenceKey,
     SequenceResult,
     SequenceTask,
     SharedPrefix,
@@ -43,31 +52,23 @@ class Share:
     ) -> None:
         self._request = request
         self._context = context
-        self._prompts = prompts
+        self._prompts = dict(prompts)
         self._publisher = publisher
         self._clock = clock
-        self._earlier_spans = {key: rollout.versions for key, rollout in earlier.partial.items()}
-        finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
-        prefixes = _shared_prefixes(request)
-        self.tasks = [
-            _task(
-                request,
-                prompts[sample.prompt],
-                sample.index,
-                earlier.partial.get((sample.prompt, sample.index)),
-                prefixes.get(sample.prompt),
-            )
-            for sample in request.samples
-            if (sample.prompt, sample.index) not in finished
-        ]
+        self._earlier_spans: dict[tuple[int, int], Sequence[VersionSpan]] = {}
+        self._version = request.weights.version
+        self._asked = self._finished = 0
+        self._left_of_group: Counter[int] = Counter()
+        self._open: set[SequenceKey] = set()
+        """Unfinished samples."""
+        self._schedule = FlushSchedule(0, request.flush_seconds, -math.inf)
+        self.tasks = self.add(request.samples, {}, earlier)
         self._conversations: Conversations | None = None
         if episodes is not None:
             given = {key: rollout.given for key, rollout in earlier.partial.items()}
             away = [key for key, rollout in earlier.partial.items() if rollout.finish_reason == "turn"]
             longest = request.sampling.max_response_tokens
             self._conversations = Conversations(episodes, prompts, longest, given, away)
-        self._finished = len(finished)
-        self._left_of_group = Counter(task.prompt for task in self.tasks)
         self._pending: list[GeneratedSample] = []
         self.weights_seconds = 0.0
         self.weights_fetched = WeightsFetched()
@@ -83,55 +84,113 @@ class Share:
             self._conversations.open(self._run)
         return self._run
 
+    @property
+    def unfinished(self) -> Collection[SequenceKey]:
+        """Samples that are not finished."""
+        return self._open
+
+    def add(
+        self, samples: Sequence[SampleTask], prompts: Mapping[int, Prompt], earlier: EarlierSamples
+    ) -> list[SequenceTask]:
+        """Add samples to the share, and return the tasks of those that earlier attempts have not finished.
+
+        Args:
+            prompts: prompts of these samples by row.
+            earlier: all that earlier attempts left of these samples.
+        """
+        self._prompts |= prompts
+        self._earlier_spans |= {key: rollout.versions for key, rollout in earlier.partial.items()}
+        finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
+        prefixes = _shared_prefixes(self._request)
+        tasks = [
+            _task(
+                self._request,
+                self._prompts[sample.prompt],
+                sample.index,
+                earlier.partial.get((sample.prompt, sample.index)),
+                prefixes.get(sample.prompt),
+            )
+            for sample in samples
+            if (sample.prompt, sample.index) not in finished
+        ]
+        self._asked += len(samples)
+        self._finished += len(finished)
+        self._left_of_group.update(task.prompt for task in tasks)
+        self._open.update(task.key for task in tasks)
+        self._schedule.grown(len(tasks))
+        return tasks
+
+    def goes_on_in(self, run: EngineRun, version: int, unfinished: Iterable[SequenceResult] = ()) -> None:
+        """Go on in another run, with the weights of this version.
+
+        Args:
+            unfinished: samples as the run before has left them, of any share.
+        """
+        for result in unfinished:
+            if result.key in self._open:
+                key, length = (result.prompt, result.index), len(result.response_tokens)
+                self._earlier_spans[key] = continued_spans(self._earlier_spans.get(key, ()), self._version, length)
+        self._run, self._version = run, version
+
     def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:
         """Step until the share is done or the task is told to stop, and publish along the way."""
-        request = self._request
         # Measure from here: the time before says nothing about the instance's speed.
-        remote = artifacts.local_path(request.weights.adapter or request.weights.uri) is None
+        told_once = {"room": run.room, "weights_bytes": fetched_bytes(self._request, self.weights_fetched)}
         settled = prefetcher.settled
-        told_once = {"room": run.room, "weights_bytes": self.weights_fetched.bytes if remote else None}
         self._context.emit(self._progress(run, settled).model_copy(update=told_once))
         now = began = self._clock()
-        schedule = FlushSchedule(len(self.tasks), self._request.flush_seconds, now)
         told = now
         # This part has the samples of all sinks, for a later attempt.
-        self._publish(partials=True)
+        self.publish(now)
         first = True
         while (run.running or run.waiting or self._away) and self._context.stop_reason is None:
-            self._take(self._step(run), schedule)
+            self.take(self._step(run))
             now = self._clock()
             if first:
                 first = False
                 seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
                 logger.info("first tokens sampled", extra={"fields": seconds})
-            self._publisher.check()
-            due = schedule.due(now, len(self._pending))
-            if self._conversations is not None and self._publisher.idle:
-                self._conversations.go_on(run)
-                due = "everything" if self._conversations.unstored else due
-            if due != "nothing" and self._publisher.idle:
-                self._publish(partials=due == "everything")
-                schedule.flushed(now)
+            self.flush(now)
             if now - told >= self._request.progress_seconds or prefetcher.settled != settled:
                 settled = prefetcher.settled
                 self._context.emit(self._progress(run, settled))
                 told = now
-        self._publish(partials=True)
+        self.publish(now)
         run.close()
 
-    def result(self) -> GenerationResult:
-        """Return the result of the share."""
-        computed = self._run.computed if self._run else ComputedTokens()
+    def flush(self, now: float) -> None:
+        """Publish what is due."""
+        self._publisher.check()
+        due = self._schedule.due(now, len(self._pending))
+        if self._conversations is not None and self._publisher.idle:
+            assert self._run is not None
+            self._conversations.go_on(self._run)
+            due = "everything" if self._conversations.unstored else due
+        if due != "nothing" and self._publisher.idle:
+            self.publish(now, partials=due == "everything")
+
+    def close(self) -> None:
+        """Wait until everything is stored."""
+        self._publisher.close()
+
+    def result(self, *, alone: bool = True) -> GenerationResult:
+        """Return the result of the share.
+
+        Args:
+            alone: whether its run had no other share, so that the run's counts are its own.
+        """
+        run = self._run if alone else None
+        computed = run.computed if run else ComputedTokens()
         return GenerationResult(
             finished=self._finished,
-            unfinished=len(self._request.samples) - self._finished,
+            unfinished=self._asked - self._finished,
             parts=self._publisher.parts,
             prompt_tokens=computed.prompt,
             response_tokens=computed.response,
             weights_seconds=self.weights_seconds,
             weights_fetched=self.weights_fetched,
-            shared_prefixes=self._run.prefix_traffic() if self._run else {},
-            decoding=self._run.decoding() if self._run else DecodeCounts(),
+            shared_prefixes=run.prefix_traffic() if run else {},
+            decoding=run.decoding() if run else DecodeCounts(),
         )
 
     def _step(self, run: EngineRun) -> list[SequenceResult]:
@@ -140,32 +199,31 @@ class Share:
             return results if self._conversations is None else self._conversations.take(run, results)
         except TaskError:
             # The engine has failed, but its earlier samples are valid: publish them for the next attempt.
-            self._publish(partials=True)
+            self.publish(self._clock())
             raise
         except NonFiniteLogitsError as error:
-            raise TaskError(
-                "non_finite_sample",
-                f"step {self._request.key.step}: weights version {self._request.weights.version} gave NaN or infinite"
-                f" logits for prompt {error.prompt}, sample {error.index}, response token {error.position}: the policy"
-                " has diverged; return to an earlier version with a lower optimizer.learningRate, or generate in"
-                " float32",
-            ) from error
+            raise diverged(error, self._request.key.step, self._version) from error
 
-    def _take(self, results: list[SequenceResult], schedule: FlushSchedule) -> None:
+    def take(self, results: Iterable[SequenceResult]) -> None:
+        """Take in finished samples."""
         for result in results:
+            self._open.discard(result.key)
             self._pending.append(self._rollout(result))
             self._finished += 1
             self._left_of_group[result.prompt] -= 1
             if self._left_of_group[result.prompt] == 0:
-                schedule.group_completed()
+                self._schedule.group_completed()
 
-    def _publish(self, *, partials: bool) -> None:
-        unfinished = self._run.unfinished() if self._run and partials else []
+    def publish(self, now: float, *, partials: bool = True) -> None:
+        """Hand over what has finished, and the tokens so far of the rest."""
+        found = self._run.unfinished() if self._run and partials else []
+        unfinished = [each for each in found if each.key in self._open]
         if self._conversations is not None and partials:
             unfinished += self._conversations.unfinished()
             self._conversations.storing()
         self._publisher.publish(self._pending, [self._rollout(result) for result in unfinished])
         self._pending = []
+        self._schedule.flushed(now)
 
     def _rollout(self, result: SequenceResult) -> GeneratedSample:
         key, told = (result.prompt, result.index), self._conversations
@@ -178,7 +236,7 @@ class Share:
             response_tokens=result.response_tokens,
             log_probs=result.log_probs,
             finish_reason=result.finish_reason,
-            versions=continued_spans(earlier, self._request.weights.version, len(result.response_tokens)),
+            versions=continued_spans(earlier, self._version, len(result.response_tokens)),
             given=told.given(key) if told is not None else [],
             outcome=told.outcome(key) if told is not None else None,
         )
@@ -208,6 +266,22 @@ class Share:
             lengths=self._sampled(run.lengths()),
             decoding=run.decoding(),
         )
+
+
+def fetched_bytes(request: GenerationRequest, fetched: WeightsFetched) -> int | None:
+    """Return the bytes of weights that were fetched from an object store; None if they are on a file system."""
+    local = artifacts.local_path(request.weights.adapter or request.weights.uri) is not None
+    return None if local else fetched.bytes
+
+
+def diverged(error: NonFiniteLogitsError, step: int, version: int) -> TaskError:
+    """Return the error of a task whose weights have no valid distribution."""
+    return TaskError(
+        "non_finite_sample",
+        f"step {step}: weights version {version} gave NaN or infinite logits for prompt {error.prompt}, sample"
+        f" {error.index}, response token {error.position}: the policy has diverged; return to an earlier version with"
+        " a lower optimizer.learningRate, or generate in float32",
+    )
 
 
 def _shared_prefixes(request: GenerationRequest) -> dict[int, SharedPrefix]:

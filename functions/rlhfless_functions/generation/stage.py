@@ -7,7 +7,6 @@ the older weights instead, as far as it has them.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,12 +19,12 @@ from rlhfless_functions.api import (
     WeightsFetched,
     WeightsReference,
 )
-from rlhfless_functions.data.prompts import Prompt, read_prompts
 from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
+from rlhfless_functions.generation.live_batch import LiveBatch
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.resumption import find_earlier, rollout_parts
+from rlhfless_functions.generation.reading import read_share
 from rlhfless_functions.generation.rollout_files import RolloutPublisher, announced
 from rlhfless_functions.generation.share import Share
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -95,18 +94,16 @@ class Generator:
             TaskError: the share, the prompts or the weights can't be had, or the model has diverged.
         """
         with store_errors():
-            prompts = _prompts(request)
-            parts = rollout_parts(request.sink)
-            wanted = {(sample.prompt, sample.index) for sample in request.samples}
-            places = [*request.resume_from, request.sink]
-            earlier = find_earlier(places, wanted, _versions(request), request.known_until)
-            for part, rollouts in earlier.finished.items():
+            if request.live is not None:
+                return self._run_live(request, context)
+            read = read_share(request)
+            for part, rollouts in read.earlier.finished.items():
                 context.emit(Samples(samples=announced(rollouts), part=part))
             with (
-                RolloutPublisher(request.sink, parts, context.emit) as publisher,
+                RolloutPublisher(request.sink, read.parts, context.emit) as publisher,
                 self._episodes(request) as episodes,
             ):
-                share = Share(request, context, prompts, earlier, publisher, self._clock, episodes)
+                share = Share(request, context, read.prompts, read.earlier, publisher, self._clock, episodes)
                 if share.tasks and context.stop_reason is None:
                     engine = self._engine(request.engine, request.model)
                     asked = self._clock()
@@ -116,7 +113,7 @@ class Generator:
                     run.await_weights()
                     share.weights_seconds = self._clock() - asked
                     share.weights_fetched = self._fetched(prefetched)
-                    self._watch(engine, request, context)
+                    self._watch(engine, request, context, request.weights.version, request.next_weights)
                     try:
                         share.generate(run, self._prefetcher)
                     finally:
@@ -124,6 +121,20 @@ class Generator:
                         if context.stop_reason == "drain":
                             self._prefetcher.stop()
         return share.result()
+
+    def _run_live(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
+        """Generate what joins the batch of a live request."""
+        if request.environment is not None:
+            raise TaskError("bad_request", "live: samples with an environment can't join a batch that lives")
+        engine = self._engine(request.engine, request.model)
+
+        def load(present: NextWeights, upcoming: Sequence[NextWeights]) -> WeightsFetched:
+            sources = _sources(present.weights_from, present.weights_line, context)
+            prefetched = self._load(engine, request.model, present.weights, sources)
+            self._watch(engine, request, context, present.weights.version, upcoming)
+            return self._fetched(prefetched)
+
+        return LiveBatch(request, context, engine, load, self._prefetcher, self._clock).run()
 
     @contextmanager
     def _episodes(self, request: GenerationRequest) -> Iterator[Episodes | None]:
@@ -156,15 +167,22 @@ class Generator:
         self._loaded = True
         return prefetched is not None
 
-    def _watch(self, engine: Engine, request: GenerationRequest, context: TaskContext) -> None:
-        """Prefetch newer weights while this request decodes."""
+    def _watch(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        context: TaskContext,
+        present: int,
+        upcoming: Sequence[NextWeights],
+    ) -> None:
+        """Prefetch newer weights while this request decodes with those of version `present`."""
 
         def fetch(upcoming: NextWeights) -> object:
             with store_errors():
                 self._relay(upcoming.weights, _sources(upcoming.weights_from, upcoming.weights_line, context))
             return engine.prefetch(request.model, upcoming.weights)
 
-        self._prefetcher.watch(request.weights.version, request.next_weights, fetch)
+        self._prefetcher.watch(present, upcoming, fetch)
 
     def _relay(self, weights: WeightsReference, sources: artifacts.Sources | None) -> None:
         """Fetch weights from other instances, and pass them on. Do nothing for an adapter, or on a file system of this
@@ -194,35 +212,6 @@ class Generator:
         return self._made[2]
 
 
-def _versions(request: GenerationRequest) -> range:
-    """Return the weights versions whose tokens are kept."""
-    newest = request.weights.version
-    return range(newest if request.oldest_version is None else request.oldest_version, newest + 1)
-
-
 def _sources(chain: Sequence[str] | None, line: str | None, context: TaskContext) -> artifacts.Sources | None:
     """Return the instances from which to fetch weights; None if the store is the only source."""
     return artifacts.Sources.of_chain(chain, context.address, context.token, line) if chain is not None else None
-
-
-def _prompts(request: GenerationRequest) -> dict[int, Prompt]:
-    """Return the share's prompts by row, checked."""
-    most_common = Counter((sample.prompt, sample.index) for sample in request.samples).most_common(1)[0]
-    if most_common[1] > 1:
-        prompt, index = most_common[0]
-        raise TaskError(
-            "bad_request", f"samples: sample {index} of prompt {prompt} is requested {most_common[1]} times"
-        )
-    try:
-        read = read_prompts(request.prompts, sorted({sample.prompt for sample in request.samples}))
-    except IndexError as error:
-        raise TaskError("bad_request", f"samples: {error}") from error
-    longest = request.sampling.max_prompt_tokens
-    for prompt_read in read:
-        if len(prompt_read.tokens) > longest:
-            raise TaskError(
-                "data_invalid",
-                f"prompt {prompt_read.row} has {len(prompt_read.tokens)} tokens, more than sampling.maxPromptTokens"
-                f" ({longest}); raise the limit, or materialise the data again, which drops it",
-            )
-    return {prompt_read.row: prompt_read for prompt_read in read}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhfless_functions.api import Awake, Event, FailureReason
+from rlhfless_functions.runtime.inbox import Inbox
 
 StopReason = Literal["cut", "drain"]
 
@@ -36,6 +37,8 @@ class TaskContext:
     """URL at which other instances of the job reach this one."""
     token: str = ""
     """The job's, for requests to other instances."""
+    inbox: Inbox | None = None
+    """The lines that follow a live request; None for any other."""
     _reason: StopReason | None = None
 
     def awake(self) -> None:

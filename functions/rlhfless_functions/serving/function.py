@@ -26,8 +26,10 @@ from rlhfless_functions.api import (
     Started,
     WeightsReference,
     dump_event,
+    ends_task,
 )
 from rlhfless_functions.runtime.activity import Activity
+from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import ModelSettings
@@ -159,8 +161,12 @@ class Instance:
             self._taken = None
             self._ends()
 
-    async def stream(self, request: RunRequest) -> AsyncIterator[bytes]:
-        """Run a task and yield its events. The caller has taken the instance."""
+    async def stream(self, request: RunRequest, inbox: Inbox | None = None) -> AsyncIterator[bytes]:
+        """Run a task and yield its events. The caller has taken the instance.
+
+        Args:
+            inbox: receives the lines that follow the request, if it is live.
+        """
         self._taken = None
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
@@ -168,7 +174,7 @@ class Instance:
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        context = TaskContext(emit=emit, asleep=self._asleep, address=self.address, token=self.token)
+        context = TaskContext(emit=emit, asleep=self._asleep, address=self.address, token=self.token, inbox=inbox)
         self._current = context
         self._idle.clear()
         self._busy.set(1)
@@ -193,7 +199,7 @@ class Instance:
                 except TimeoutError:
                     event = Heartbeat(still_seconds=activity.still_seconds())
                 yield dump_event(event)
-                if isinstance(event, Done | Failed):
+                if ends_task(event):
                     return
         finally:
             context.stop("cut")

@@ -1,6 +1,7 @@
 """One function instance: an HTTP server that does one task at a time.
 
-    POST /v1/run    a request of the wire contract; answered by a stream of newline-delimited JSON events
+    POST /v1/run    a request of the wire contract; answered by a stream of newline-delimited JSON events. The body of a
+                    live request stays open, and lines follow it
     POST /v1/sleep   give the device's memory back until the next request; answered when that is done
     GET  /v1/copies/COPY   whether the instance passes this copy of a published folder on
     GET  /v1/copies/COPY/FILE   one of its files, as far as it is there and then as it grows
@@ -14,6 +15,7 @@ task publishes its partial results, the stream ends with its terminal record, an
 
 import asyncio
 import hmac
+import logging
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,12 +26,17 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import generate_latest
+from starlette.requests import ClientDisconnect
 
-from rlhfless_functions.api import Failed, Preload, RunRequest, UnsupportedProtocolError, dump_event, parse_request
+from rlhfless_functions.api import Failed, GenerationRequest, Preload, RunRequest, UnsupportedProtocolError, dump_event
 from rlhfless_functions.artifacts.peers import PATH, copy_token
 from rlhfless_functions.artifacts.relaying import growing_file, relayed
 from rlhfless_functions.runtime.addresses import address_of
+from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.serving.function import Instance
+from rlhfless_functions.serving.live_lines import Body, TooLongError
+
+logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 * 2**20
 """Largest request in bytes. A share of a million samples is about 40 MB."""
@@ -58,10 +65,12 @@ def create_app(instance: Instance, *, token: str, max_request_bytes: int = MAX_R
     async def run(http_request: Request) -> Response:
         if refusal := _stranger(http_request, token):
             return refusal
-        request = await _read_request(http_request, instance, max_request_bytes)
+        body = Body(http_request.stream(), max_request_bytes)
+        request = await _read_request(body, instance)
         if isinstance(request, Response):
             return request
-        return occupied() or _TaskResponse(instance, request)
+        live = isinstance(request, GenerationRequest) and request.live is not None
+        return occupied() or (_LiveResponse(instance, request, body) if live else _TaskResponse(instance, request))
 
     @app.post("/v1/sleep")
     async def sleep(http_request: Request) -> Response:
@@ -118,14 +127,11 @@ def _stranger(http_request: Request, token: str) -> Response | None:
     return _refusal(401, "bad_request", "the bearer token is not this job's")
 
 
-async def _read_request(http_request: Request, instance: Instance, most_bytes: int) -> RunRequest | Response:
-    body = bytearray()
-    async for chunk in http_request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            return _refusal(413, "bad_request", f"the request is longer than {most_bytes} bytes")
+async def _read_request(body: Body, instance: Instance) -> RunRequest | Response:
     try:
-        request = parse_request(bytes(body))
+        request = await body.request()
+    except TooLongError as error:
+        return _refusal(413, "bad_request", str(error))
     except UnsupportedProtocolError as error:
         return _refusal(400, "bad_request", str(error))
     except ValueError as error:
@@ -140,8 +146,8 @@ async def _read_request(http_request: Request, instance: Instance, most_bytes: i
 class _TaskResponse(StreamingResponse):
     """The stream of a task. The instance is taken from now until the stream ends, also if that never begins."""
 
-    def __init__(self, instance: Instance, request: RunRequest) -> None:
-        super().__init__(instance.stream(request), media_type="application/x-ndjson")
+    def __init__(self, instance: Instance, request: RunRequest, inbox: Inbox | None = None) -> None:
+        super().__init__(instance.stream(request, inbox), media_type="application/x-ndjson")
         self._instance, self._taken = instance, instance.take()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -149,6 +155,25 @@ class _TaskResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._instance.give_up(self._taken)
+
+
+class _LiveResponse(_TaskResponse):
+    """The stream of a task whose request stays open. It is cut when the client is gone, or sends what is no line."""
+
+    def __init__(self, instance: Instance, request: RunRequest, body: Body) -> None:
+        self._inbox, self._body = Inbox(), body
+        super().__init__(instance, request, self._inbox)
+
+    async def listen_for_disconnect(self, receive: Any) -> None:
+        """Read the lines that follow the request. Return when the client is gone."""
+        try:
+            await self._body.lines(self._inbox)
+        except ClientDisconnect:
+            return
+        except (ValueError, TooLongError) as error:
+            logger.warning("a live request is cut, because a line that followed it is not of this contract: %s", error)
+            return
+        await super().listen_for_disconnect(receive)
 
 
 def _refusal(status: int, reason: Any, message: str, *, retryable: bool = False) -> Response:

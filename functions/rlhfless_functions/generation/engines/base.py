@@ -6,7 +6,7 @@ every running sequence. The caller owns the loop: it may stop after any step, an
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +68,25 @@ class SequenceTask:
     step: int = 1
     """The step for which it is sampled. An emulated GPU looks its length up by it."""
 
+    @property
+    def key(self) -> "SequenceKey":
+        """Name of the sequence in its run."""
+        return self.step, self.prompt, self.index
+
+
+SequenceKey = tuple[int, int, int]
+"""(step, prompt, index) of a sequence."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The most that a run may grow to, if sequences are added to it that were not among its first ones."""
+
+    sequences: int
+    """Most sequences at a time."""
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
+
 
 @dataclass(frozen=True)
 class SequenceResult:
@@ -82,6 +101,13 @@ class SequenceResult:
     softmax(logits)."""
     finish_reason: FinishReason
     """`cut` if the response is unfinished."""
+    step: int = 1
+    """The step for which it is sampled."""
+
+    @property
+    def key(self) -> SequenceKey:
+        """Name of the sequence in its run."""
+        return self.step, self.prompt, self.index
 
 
 @dataclass(frozen=True)
@@ -136,9 +162,19 @@ class EngineRun(ABC):
         return taken
 
     def add(self, task: SequenceTask) -> None:
-        """Append a sequence of the share that is not in the run, with any further tokens, to those that wait for
-        admission."""
+        """Append a sequence that is not in the run to those that wait for admission. It is one of the first ones, with
+        any further tokens, or fits into the run's `Growth`."""
         self._waiting.append(task)
+
+    def remove(self, keys: Collection[SequenceKey]) -> None:
+        """Take sequences out of the run, running or waiting. Their tokens are lost to it."""
+        gone = set(keys)
+        self._waiting = deque(task for task in self._waiting if task.key not in gone)
+        self._remove_running(gone)
+
+    @abstractmethod
+    def _remove_running(self, keys: Collection[SequenceKey]) -> None:
+        """Take running sequences out of the run."""
 
     @property
     def computed(self) -> ComputedTokens:
@@ -173,7 +209,7 @@ class EngineRun(ABC):
     def unfinished(self) -> list[SequenceResult]:
         """Return every unfinished sequence that has response tokens, running or waiting, as it is now."""
         waiting = [
-            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut")
+            SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), "cut", task.step)
             for task in self._waiting
         ]
         return [result for result in [*self.partials(), *waiting] if result.response_tokens]
@@ -237,6 +273,7 @@ class Engine(Protocol):
         drafts: Sequence[str] | None = None,
         *,
         keep_kv_cache: bool = False,
+        growth: Growth | None = None,
     ) -> EngineRun:
         """Open a run. There is one run at a time. An abandoned run needs no closing.
 
@@ -249,10 +286,17 @@ class Engine(Protocol):
             keep_kv_cache: whether a response that the run before left unfinished continues with its keys and values,
                 even if older weights have computed them. No other response uses them. Any of them that are lost by
                 other use of the engine, such as a run without this, are computed anew.
+            growth: the most that the run may grow to; None if only the given tasks are ever in it.
 
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
         """
+
+
+def longest_prompt(tasks: Sequence[SequenceTask], growth: Growth | None) -> int:
+    """Return the tokens of the longest prompt that a run may have."""
+    lengths = [len(task.prompt_tokens) for task in tasks]
+    return max([*lengths, growth.prompt_tokens] if growth is not None else lengths)
 
 
 def check_prompt(task: SequenceTask) -> None:

@@ -57,9 +57,8 @@ class BatchRows:
     def result(self, row: int, reason: FinishReason) -> SequenceResult:
         """Return the sequence in a row as it is now."""
         task, end = self.task(row), int(self.host_generated[row])
-        return SequenceResult(
-            task.prompt, task.index, self.tokens[row, :end].tolist(), self.log_probs[row, :end].tolist(), reason
-        )
+        tokens, log_probs = self.tokens[row, :end].tolist(), self.log_probs[row, :end].tolist()
+        return SequenceResult(task.prompt, task.index, tokens, log_probs, reason, task.step)
 
     def seat(self, admitted: dict[int, SequenceTask]) -> None:
         """Put sequences into rows, with the tokens that were sampled before."""

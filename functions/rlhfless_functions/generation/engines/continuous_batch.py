@@ -16,6 +16,7 @@ from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
     NonFiniteLogitsError,
+    SequenceKey,
     SequenceResult,
     SequenceTask,
 )
@@ -117,6 +118,14 @@ class ContinuousBatch(EngineRun):
         kept = {"kept_tokens": self._kept.tokens, "kept_responses": len(self._kept.tasks)}
         drafted = self._drafter.counted() if self._drafter is not None else {}
         return super().decoding().model_copy(update=kept | drafted)
+
+    def _remove_running(self, keys: Collection[SequenceKey]) -> None:
+        slots = [slot for slot, task in self._state.running() if task.key in keys]
+        if not slots:
+            return
+        if self._drafter is not None:
+            self._drafter.released(slots, [self._state.result(slot, "cut").response_tokens for slot in slots])
+        self._state.clear(slots)
 
     def held_rows(self) -> list[HeldRow]:
         """Return the rows of the cache that hold unfinished responses; none if a step failed and may have mixed

@@ -10,7 +10,7 @@ again.
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +20,13 @@ from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
+    Growth,
+    SequenceKey,
     SequenceResult,
     SequenceTask,
     check_prompt,
     check_room,
+    longest_prompt,
 )
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
@@ -36,9 +39,6 @@ EOS = 1
 """The token that ends a response."""
 _FIRST_TOKEN, _TOKENS = 2, 62
 _LOG_PROB = -math.log(_TOKENS)
-
-Key = tuple[int, int]
-"""(prompt, index) of a sample."""
 
 
 class EmulatedEngine:
@@ -64,7 +64,7 @@ class EmulatedEngine:
         self._sleep = sleep
         self._lengths: TraceLengths | None = None
         self._weights: WeightsReference | None = None
-        self._cached: dict[Key, int] = {}
+        self._cached: dict[SequenceKey, int] = {}
         self._cached_prompts: set[int] = set()
         self._run: EmulatedBatch | None = None
 
@@ -101,6 +101,7 @@ class EmulatedEngine:
         drafts: Sequence[str] | None = None,
         *,
         keep_kv_cache: bool = False,
+        growth: Growth | None = None,
     ) -> "EmulatedBatch":
         """Open a run. Keys and values are as good with any weights.
 
@@ -113,18 +114,15 @@ class EmulatedEngine:
         if self._lengths is None or self._weights is None:
             raise TaskError("model_unloadable", "no weights are loaded")
         budget = min(self._emulation.kv_tokens, kv_budget_tokens or self._emulation.kv_tokens)
-        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        longest = longest_prompt(tasks, growth) + sampling.max_response_tokens
         check_room(longest, budget)
         if not self._emulation.prefix_cache:
             self._cached, self._cached_prompts = {}, set()
         elif self._run is not None:
             self._cached |= self._run.contexts()
-        lengths = {
-            (task.prompt, task.index): _length(self._lengths, task, sampling.max_response_tokens) for task in tasks
-        }
         self._run = EmulatedBatch(
-            self._emulation, tasks, lengths, sampling.max_response_tokens, budget, self._cached, self._cached_prompts,
-            self._clock, self._sleep, drafts=bool(drafts),
+            self._emulation, tasks, self._lengths, sampling.max_response_tokens, budget,
+            self._cached, self._cached_prompts, self._clock, self._sleep, drafts=bool(drafts), growth=growth,
         )  # fmt: skip
         return self._run
 
@@ -179,27 +177,30 @@ class EmulatedBatch(EngineRun):
     """A share being emulated; see `EngineRun`. It is ahead of the clock by at most a decode step.
 
     Args:
-        lengths: length of each task's whole response.
+        trace: has the length of each whole response.
+        longest: longest response.
         kv_tokens: capacity of the KV cache. A sequence waits while its context and those of the batch exceed it, unless
             it is alone. Growth beyond it after admission does not count.
         cached: tokens of the contexts that the engine holds already.
         cached_prompts: the prompts that it holds. The run adds those that it computes.
         drafts: whether there is anything to draft from.
+        growth: the most that the run may grow to, if sequences are added to it.
     """
 
     def __init__(
         self,
         emulation: EmulationSettings,
         tasks: Sequence[SequenceTask],
-        lengths: dict[Key, int],
+        trace: TraceLengths,
         longest: int,
         kv_tokens: int,
-        cached: dict[Key, int],
+        cached: dict[SequenceKey, int],
         cached_prompts: set[int],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         *,
         drafts: bool = False,
+        growth: Growth | None = None,
     ) -> None:
         longest_draft = emulation.longest_draft if emulation.draft_coverage * emulation.draft_acceptance > 0 else 0
         super().__init__(
@@ -212,9 +213,11 @@ class EmulatedBatch(EngineRun):
             ),
         )
         self._emulation = emulation
+        self._slots = min(emulation.max_batch, growth.sequences if growth is not None else emulation.max_batch)
         self._paces = _paces(emulation, longest_draft if drafts else 0)
         self._drafted = 0.0
-        self._lengths = lengths
+        self._lengths = {task.key: _length(trace, task, longest) for task in tasks}
+        self._trace = trace
         self._longest = longest
         self._kv_tokens = kv_tokens
         self._cached = cached
@@ -226,9 +229,24 @@ class EmulatedBatch(EngineRun):
         self._steps = 0.0
         """Tokens that a sequence would have if it had been in the batch since the beginning."""
         self._context = 0.0
-        self._admitted_at: dict[Key, float] = {}
-        self._running: dict[Key, SequenceTask] = {}
-        self._ends: list[tuple[float, Key]] = []
+        self._admitted_at: dict[SequenceKey, float] = {}
+        self._running: dict[SequenceKey, SequenceTask] = {}
+        self._ends: list[tuple[float, SequenceKey]] = []
+
+    def add(self, task: SequenceTask) -> None:
+        """Append a sequence to those that wait for admission."""
+        self._lengths[task.key] = _length(self._trace, task, self._longest)
+        super().add(task)
+
+    def _remove_running(self, keys: Collection[SequenceKey]) -> None:
+        for key in self._running.keys() & set(keys):
+            task, tokens = self._running[key], self._tokens_of(self._running[key])
+            self._cached[key] = len(task.prompt_tokens) + tokens
+            self._context -= len(task.prompt_tokens) + len(task.response_tokens) + self._steps - self._admitted_at[key]
+            self._computed += ComputedTokens(response=tokens - len(task.response_tokens))
+            del self._running[key]
+        self._ends = [each for each in self._ends if each[1] in self._running]
+        heapq.heapify(self._ends)
 
     @property
     def running(self) -> int:
@@ -261,9 +279,9 @@ class EmulatedBatch(EngineRun):
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """Return (prompt, index, response tokens) of the running sequences."""
-        return [(*key, self._tokens_of(task)) for key, task in self._running.items()]
+        return [(task.prompt, task.index, self._tokens_of(task)) for task in self._running.values()]
 
-    def contexts(self) -> dict[Key, int]:
+    def contexts(self) -> dict[SequenceKey, int]:
         """Return the number of tokens whose keys and values are held for each running sequence."""
         return {key: len(task.prompt_tokens) + self._tokens_of(task) for key, task in self._running.items()}
 
@@ -311,9 +329,9 @@ class EmulatedBatch(EngineRun):
         return results
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._emulation.max_batch:
+        while self._waiting and len(self._running) < self._slots:
             task = self._waiting[0]
-            key = (task.prompt, task.index)
+            key = task.key
             context = len(task.prompt_tokens) + len(task.response_tokens)
             if self._running and self._context + context > self._kv_tokens:
                 return
@@ -330,10 +348,10 @@ class EmulatedBatch(EngineRun):
 
     def _tokens_of(self, task: SequenceTask) -> int:
         """Return the number of response tokens of a running sequence."""
-        return len(task.response_tokens) + int(self._steps - self._admitted_at[task.prompt, task.index] + 1e-9)
+        return len(task.response_tokens) + int(self._steps - self._admitted_at[task.key] + 1e-9)
 
     def _result(self, task: SequenceTask, tokens: int) -> SequenceResult:
-        length = self._lengths[task.prompt, task.index]
+        length = self._lengths[task.key]
         before = len(task.response_tokens)
         response = [*task.response_tokens, *_tokens(task.seed, range(before, tokens))]
         if tokens < length:
@@ -344,7 +362,7 @@ class EmulatedBatch(EngineRun):
             reason = "stop"
             response[-1] = EOS
         log_probs = [*task.log_probs, *[_LOG_PROB] * (tokens - before)]
-        return SequenceResult(task.prompt, task.index, response, log_probs, reason)
+        return SequenceResult(task.prompt, task.index, response, log_probs, reason, task.step)
 
 
 def _tokens(seed: int, positions: Iterable[int]) -> list[int]:

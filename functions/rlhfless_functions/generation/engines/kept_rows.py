@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.base import SequenceKey, SequenceTask
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 
 
@@ -46,11 +46,11 @@ class KeptRows:
     """New slots of the rows that move, by their old slot. No new slot is the present slot of a kept row."""
 
     @cached_property
-    def _keys(self) -> frozenset[tuple[int, int]]:
-        return frozenset((task.prompt, task.index) for task in self.tasks.values())
+    def _keys(self) -> frozenset[SequenceKey]:
+        return frozenset(task.key for task in self.tasks.values())
 
     def __contains__(self, task: SequenceTask) -> bool:
-        return (task.prompt, task.index) in self._keys
+        return task.key in self._keys
 
     @cached_property
     def tokens(self) -> int:

@@ -16,7 +16,7 @@ from rlhfless_functions.generation.drafting.drafter import LONGEST_DRAFT, Drafte
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
-from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt, check_room
+from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_prompt, check_room, longest_prompt
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.kept_rows import KeptRows, keep_rows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
@@ -154,6 +154,7 @@ class TransformersEngine:
         drafts: Sequence[str] | None = None,
         *,
         keep_kv_cache: bool = False,
+        growth: Growth | None = None,
     ) -> ContinuousBatch:
         """Open a run.
 
@@ -167,8 +168,8 @@ class TransformersEngine:
             raise TaskError("model_unloadable", "no weights are loaded")
         model, tokenizer = _backbone(self._loaded.policy), self._loaded.tokenizer
         config = model.config.get_text_config()
-        _check_positions(tasks, sampling, getattr(config, "max_position_embeddings", None))
-        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        _check_positions(tasks, sampling, getattr(config, "max_position_embeddings", None), growth)
+        longest = longest_prompt(tasks, growth) + sampling.max_response_tokens
         held = self._cache.bytes if self._cache is not None else 0
         budget = kv_budget_tokens or free_kv_tokens(config, model.dtype, self._device, held)
         check_room(longest, budget)
@@ -179,7 +180,7 @@ class TransformersEngine:
             kv_tokens=budget,
             longest_draft=0 if drafts is None else LONGEST_DRAFT,
         )
-        slots = min(len(tasks), room.sequences)
+        slots = min(len(tasks) if growth is None else growth.sequences, room.sequences)
         strings = StopStrings(tokenizer, sampling.stop) if sampling.stop else None
         rows = padded_rows(slots, self._device)
         kept = self._keep(tasks, slots, rows, capacity) if keep_kv_cache else KeptRows()
@@ -272,13 +273,19 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(id for id in [*ids, tokenizer.eos_token_id] if id is not None)
 
 
-def _check_positions(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int | None) -> None:
+def _check_positions(
+    tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int | None, growth: Growth | None
+) -> None:
+    prompts = {f"prompt {task.prompt}": len(task.prompt_tokens) for task in tasks}
+    if growth is not None:
+        prompts["the longest prompt"] = growth.prompt_tokens
     for task in tasks:
         check_prompt(task)
-        if positions is not None and len(task.prompt_tokens) + sampling.max_response_tokens > positions:
+    for name, tokens in prompts.items():
+        if positions is not None and tokens + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",
-                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; together with sampling.maxResponseTokens"
+                f"{name} has {tokens} tokens; together with sampling.maxResponseTokens"
                 f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions; lower"
                 " sampling.maxResponseTokens, or lower sampling.maxPromptTokens to drop the prompt",
             )

@@ -182,4 +182,5 @@ class Conversations:
 
     def _result(self, key: SampleKey, reason: FinishReason) -> SequenceResult:
         task = self._tasks[key]
-        return SequenceResult(task.prompt, task.index, list(task.response_tokens), list(task.log_probs), reason)
+        tokens, log_probs = list(task.response_tokens), list(task.log_probs)
+        return SequenceResult(task.prompt, task.index, tokens, log_probs, reason, task.step)

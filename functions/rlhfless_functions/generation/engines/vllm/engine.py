@@ -16,7 +16,7 @@ from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
-from rlhfless_functions.generation.engines.base import SequenceTask, check_room
+from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_room, longest_prompt
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights, layout_of
@@ -273,6 +273,7 @@ class VllmEngine:
         drafts: Sequence[str] | None = None,
         *,
         keep_kv_cache: bool = False,
+        growth: Growth | None = None,
     ) -> VllmRun:
         """Open a run.
 
@@ -295,8 +296,8 @@ class VllmEngine:
         self._abandon()
         configuration = self._loaded.engine.vllm_config
         positions = configuration.model_config.max_model_len
-        check_tasks(tasks, sampling, positions)
-        longest = max(len(task.prompt_tokens) for task in tasks) + sampling.max_response_tokens
+        check_tasks(tasks, sampling, positions, growth)
+        longest = longest_prompt(tasks, growth) + sampling.max_response_tokens
         cache = configuration.cache_config
         slots = configuration.scheduler_config.max_num_seqs
         budget = (cache.num_gpu_blocks - 1) * cache.block_size
@@ -321,7 +322,7 @@ class VllmEngine:
         self._keeps = keep_kv_cache
         salts = self._salts.of_run(keep=keep_kv_cache)
         self._run = VllmRun(
-            held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as, drafted, salts
+            held.engine, tasks, sampling, held.end_tokens, strings, room, adapter, shared_as, drafted, salts, growth
         )
         return self._run
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PretrainedConfig
 
-from rlhfless_functions.generation.engines.base import SequenceTask, check_prompt
+from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_prompt
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling
 
@@ -40,13 +40,16 @@ def check_config(config: PretrainedConfig, uri: str) -> None:
             )
 
 
-def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int) -> None:
+def check_tasks(
+    tasks: Sequence[SequenceTask], sampling: EngineSampling, positions: int, growth: Growth | None = None
+) -> None:
     """Refuse a share that cannot be sampled exactly.
 
     Args:
         tasks: the share.
         sampling: the job's settings.
         positions: most tokens of a sequence in this engine.
+        growth: the most that it may grow to, if it grows.
 
     Raises:
         TaskError: the message names the first fault.
@@ -59,10 +62,14 @@ def check_tasks(tasks: Sequence[SequenceTask], sampling: EngineSampling, positio
         )
     for task in tasks:
         check_prompt(task)
-        if len(task.prompt_tokens) + sampling.max_response_tokens > positions:
+    prompts = {f"prompt {task.prompt}": len(task.prompt_tokens) for task in tasks}
+    if growth is not None:
+        prompts["the longest prompt"] = growth.prompt_tokens
+    for name, tokens in prompts.items():
+        if tokens + sampling.max_response_tokens > positions:
             raise TaskError(
                 "bad_request",
-                f"prompt {task.prompt} has {len(task.prompt_tokens)} tokens; together with sampling.maxResponseTokens"
+                f"{name} has {tokens} tokens; together with sampling.maxResponseTokens"
                 f" ({sampling.max_response_tokens}) that is more than the model's {positions} positions; lower"
                 " sampling.maxResponseTokens, lower sampling.maxPromptTokens to drop the prompt, or raise"
                 " generation.vllm.maxModelLen if it is less than the model's positions",

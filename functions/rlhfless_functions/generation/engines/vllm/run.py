@@ -1,7 +1,7 @@
 """A run of vLLM's engine over a share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,9 @@ from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
+    Growth,
     NonFiniteLogitsError,
+    SequenceKey,
     SequenceResult,
     SequenceTask,
 )
@@ -72,6 +74,7 @@ class VllmRun(EngineRun):
         shared_as: the weights of shared prefixes, if prefixes can be shared.
         drafted: proposes drafts; None turns drafting off.
         salts: salts of the blocks of the prefix cache that each task may use.
+        growth: the most that the run may grow to, if sequences are added to it.
     """
 
     def __init__(
@@ -86,13 +89,14 @@ class VllmRun(EngineRun):
         shared_as: str | None = None,
         drafted: DraftedRequests | None = None,
         salts: RunSalts | None = None,
+        growth: Growth | None = None,
     ) -> None:
         super().__init__(tasks, room)
         self._engine = engine
         self._sampling = sampling
         self._end_tokens = list(end_tokens)
         self._stop_strings = stop_strings
-        self._slots = room.sequences
+        self._slots = min(room.sequences, growth.sequences if growth is not None else room.sequences)
         self._adapter = adapter
         self._shared_as = shared_as
         self._drafted = drafted
@@ -183,12 +187,19 @@ class VllmRun(EngineRun):
         self._waiting.clear()
         self.close()
 
+    def _remove_running(self, keys: Collection[SequenceKey]) -> None:
+        found = [name for name in map(_name, keys) if name in self._running]
+        if found:
+            self._engine.abort_request([self._running[name].name for name in found], internal=True)
+        for name in found:
+            self._result(self._remove(name), "cut")
+
     def _hand_over(self, task: SequenceTask) -> None:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        key = f"{task.prompt}/{task.index}"
+        key = _name(task.key)
         parameters = SamplingParams(
             # vLLM's own greedy sampling would skip our sampler, which returns the log-probabilities.
             temperature=self._sampling.temperature or 1.0,
@@ -321,6 +332,11 @@ def _newest(each: _Running, tokens: int, length: int) -> list[int]:
     return [*old, *new]
 
 
+def _name(key: SequenceKey) -> str:
+    """Return the name of a sequence as vLLM's caller gives it."""
+    return "/".join(map(str, key))
+
+
 def connector_of(engine: Any) -> Any:
     """Return the part of the prefix connector that decides. vLLM's scheduler runs in this process."""
     return engine.engine_core.engine_core.scheduler.connector
@@ -335,6 +351,7 @@ def _result(each: _Running, reason: FinishReason, length: int | None = None) -> 
         [*each.task.response_tokens, *each.new_tokens[:length]],
         [*each.task.log_probs, *record.logprobs[:length]],
         reason,
+        each.task.step,
     )
 
 

@@ -1,0 +1,387 @@
+"""A batch that lives: shares of one or several steps in one run of the engine, changed by lines of the request's body.
+
+Samples join behind those that wait, and leave at any time. Newer weights are swapped in between two passes: every
+response goes on with them, as if a new request had continued it. The tokens of a sample depend neither on the time at
+which it joins nor on the other samples, because its random numbers are those of its own positions.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from rlhfless_functions.api import (
+    AddSamples,
+    DecodeCounts,
+    Done,
+    Event,
+    Failed,
+    GenerationRequest,
+    GenerationResult,
+    Join,
+    Leave,
+    Line,
+    NewWeights,
+    NextWeights,
+    Progress,
+    Samples,
+    WeightsFetched,
+)
+from rlhfless_functions.generation.engines.base import (
+    ComputedTokens,
+    Engine,
+    EngineRun,
+    Growth,
+    NonFiniteLogitsError,
+    SequenceKey,
+    SequenceTask,
+)
+from rlhfless_functions.generation.prefetching import WeightsPrefetcher
+from rlhfless_functions.generation.reading import Read, read_share
+from rlhfless_functions.generation.rollout_files import RolloutPublisher, announced
+from rlhfless_functions.generation.share import Share, diverged, fetched_bytes
+from rlhfless_functions.runtime.inbox import Inbox
+from rlhfless_functions.runtime.store_errors import store_errors
+from rlhfless_functions.runtime.task import TaskContext, TaskError
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.1
+"""Longest wait for a line while the batch is empty."""
+_READERS = 4
+
+Load = Callable[[NextWeights, Sequence[NextWeights]], WeightsFetched]
+"""Loads weights into the engine, looks for the next ones from then on, and returns the counts of what it fetched."""
+
+
+@dataclass
+class _Order:
+    """A line, with what is read from the store for it."""
+
+    line: Line
+    reading: Future[Read] | None = None
+
+
+class LiveBatch:
+    """The work of one live request.
+
+    Args:
+        request: the request, whose samples are the first share.
+        context: has the lines that follow.
+        engine: without a run.
+        load: loads weights.
+        prefetcher: fetches the next weights.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        context: TaskContext,
+        engine: Engine,
+        load: Load,
+        prefetcher: WeightsPrefetcher,
+        clock: Callable[[], float],
+    ) -> None:
+        assert request.live is not None
+        self._request = request
+        self._context = context
+        self._inbox = context.inbox if context.inbox is not None else _none_follow()
+        self._engine = engine
+        self._load = load
+        self._prefetcher = prefetcher
+        self._clock = clock
+        self._growth = Growth(request.live.sequences, request.live.prompt_tokens)
+        self._version = request.weights.version
+        self._shares: dict[str, Share] = {}
+        self._requests: dict[str, GenerationRequest] = {}
+        """Request of each share, by sink."""
+        self._run: EngineRun | None = None
+        self._tasks: dict[SequenceKey, tuple[str, SequenceTask]] = {}
+        """Sink and task of every unfinished sample, in the order in which they came."""
+        self._orders: deque[_Order] = deque()
+        self._total = GenerationResult(finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0)
+        self._before = ComputedTokens()
+        """Counts of the runs before this one."""
+        self._decoded: Counter[str] = Counter()
+        self._told_room = False
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="shares")
+
+    def run(self) -> GenerationResult:
+        """Decode until no samples are left and none come, or the task is told to stop.
+
+        Raises:
+            TaskError: weights can't be had, or the model has diverged.
+        """
+        request, asked = self._request, self._clock()
+        try:
+            self._order(Join(request=request))
+            present = NextWeights(
+                weights=request.weights, weights_from=request.weights_from, weights_line=request.weights_line
+            )
+            fetched = self._load(present, request.next_weights)
+            self._total = self._total.model_copy(
+                update={"weights_seconds": self._clock() - asked, "weights_fetched": fetched}
+            )
+            self._decode()
+        finally:
+            self._prefetcher.pause()
+            if self._context.stop_reason == "drain":
+                self._prefetcher.stop()
+            self._pool.shutdown(wait=True)
+        return self._result()
+
+    def _decode(self) -> None:
+        told, settled = self._clock(), self._prefetcher.settled
+        try:
+            while self._context.stop_reason is None:
+                self._hear()
+                self._obey()
+                if self._is_over:
+                    break
+                self._advance()
+                now = self._clock()
+                for share in self._shares.values():
+                    share.flush(now)
+                if now - told >= self._request.progress_seconds or self._prefetcher.settled != settled:
+                    told, settled = now, self._prefetcher.settled
+                    self._tell()
+        except NonFiniteLogitsError as error:
+            raise diverged(error, self._request.key.step, self._version) from error
+        finally:
+            # The engine may have failed, but its earlier samples are valid.
+            for sink in list(self._shares):
+                self._close(sink, told=self._context.stop_reason is None, ends=True)
+            if self._run is not None:
+                self._run.close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._inbox.is_over and not self._orders and not self._tasks
+
+    def _advance(self) -> None:
+        """Make a pass, and give each share what has finished."""
+        if self._run is None or not self._tasks:
+            return
+        finished = self._run.step()
+        sinks = {result.key: self._tasks.pop(result.key)[0] for result in finished}
+        for sink in set(sinks.values()):
+            self._shares[sink].take(result for result in finished if sinks[result.key] == sink)
+
+    # --- lines ---
+
+    def _hear(self) -> None:
+        """Take in the lines that have come. Wait for one only while nothing is left to compute."""
+        idle = not self._tasks and not self._orders
+        for line in self._inbox.take(IDLE_SECONDS if idle else 0.0):
+            self._order(line)
+
+    def _order(self, line: Line) -> None:
+        """Begin to read what a line names, beside the decoding."""
+        reading: Future[Read] | None = None
+        if isinstance(line, Join):
+            self._requests[line.request.sink] = line.request
+            reading = self._pool.submit(read_share, line.request, self._version)
+        elif isinstance(line, AddSamples) and (request := self._requests.get(line.sink)) is not None:
+            update = {"samples": line.samples, "resume_from": line.resume_from, "known_until": line.known_until}
+            more = request.model_copy(update=update)
+            reading = self._pool.submit(read_share, more, self._version, own_sink=False)
+        self._orders.append(_Order(line, reading))
+
+    def _obey(self) -> None:
+        """Carry out the lines in their order, as far as what they need is read. Wait for it if nothing else is to
+        do."""
+        while self._orders:
+            order = self._orders[0]
+            if order.reading is not None and not order.reading.done() and self._tasks:
+                return
+            self._orders.popleft()
+            line = order.line
+            if isinstance(line, NewWeights):
+                self._swap(line)
+            elif isinstance(line, Leave):
+                self._leave(line.sink)
+            elif order.reading is not None:
+                self._join(line, order.reading)
+
+    def _join(self, line: Line, reading: Future[Read]) -> None:
+        """Let samples join the batch. If that fails, their share leaves it, and no other."""
+        sink = line.request.sink if isinstance(line, Join) else line.sink if isinstance(line, AddSamples) else ""
+        try:
+            with store_errors():
+                read = reading.result()
+                if isinstance(line, Join):
+                    tasks = self._open(line.request, read)
+                elif (share := self._shares.get(sink)) is not None and isinstance(line, AddSamples):
+                    self._announce(read, self._context_of(sink))
+                    tasks = share.add(line.samples, read.prompts, read.earlier)
+                else:
+                    return
+                self._admit(sink, tasks, joins=isinstance(line, Join))
+        except TaskError as error:
+            self._fail(sink, error)
+
+    def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
+        context = self._context_of(request.sink)
+        publisher = RolloutPublisher(request.sink, read.parts, context.emit)
+        self._announce(read, context)
+        share = Share(request, context, read.prompts, read.earlier, publisher, self._clock)
+        self._shares[request.sink] = share
+        return share.tasks
+
+    def _admit(self, sink: str, tasks: Sequence[SequenceTask], *, joins: bool) -> None:
+        if not tasks:
+            return
+        if self._run is None:
+            self._start(tasks)
+        else:
+            for task in tasks:
+                self._run.add(task)
+        assert self._run is not None
+        self._tasks |= {task.key: (sink, task) for task in tasks}
+        self._shares[sink].goes_on_in(self._run, self._version)
+        if joins or any(task.response_tokens for task in tasks):
+            # This part has the samples of all sinks, for a later attempt.
+            self._shares[sink].publish(self._clock())
+        if not self._told_room:
+            self._run.await_weights()
+            self._told_room = True
+            self._tell(room=True)
+
+    def _start(self, tasks: Sequence[SequenceTask]) -> None:
+        request = self._request
+        self._run = self._engine.start(
+            tasks, request.sampling, request.kv_budget_tokens, request.drafts,
+            keep_kv_cache=request.keep_kv_cache, growth=self._growth,
+        )  # fmt: skip
+
+    def _leave(self, sink: str) -> None:
+        if sink in self._shares:
+            self._close(sink, told=True)
+
+    def _fail(self, sink: str, error: TaskError) -> None:
+        if sink in self._shares:
+            self._close(sink, told=False)
+        self._context_of(sink).emit(Failed(reason=error.reason, message=str(error), retryable=error.retryable))
+
+    def _close(self, sink: str, *, told: bool, ends: bool = False) -> None:
+        """Take a share out of the batch, and store what there is of it, beside the decoding.
+
+        Args:
+            told: whether to say that it is done, once that is stored.
+            ends: whether the whole task ends. The engine may then keep what the next one continues.
+        """
+        share, context = self._shares.pop(sink), self._context_of(sink)
+        share.publish(self._clock())
+        if not ends and self._run is not None:
+            self._run.remove(share.unfinished)
+        for key in share.unfinished:
+            self._tasks.pop(key, None)
+        result = share.result(alone=False)
+        self._total = self._total.model_copy(
+            update={
+                "finished": self._total.finished + result.finished,
+                "unfinished": self._total.unfinished + result.unfinished,
+                "parts": [*self._total.parts, *result.parts],
+            }
+        )
+
+        def finish() -> None:
+            try:
+                with store_errors():
+                    share.close()
+            except TaskError as error:
+                context.emit(Failed(reason=error.reason, message=str(error), retryable=error.retryable))
+            else:
+                if told:
+                    context.emit(Done(result=result.model_dump(mode="json")))
+
+        self._pool.submit(finish)
+
+    def _swap(self, line: NewWeights) -> None:
+        """Go on with newer weights, and with all responses as they are."""
+        run, version = self._run, line.present.weights.version
+        if version <= self._version:
+            return
+        began = self._clock()
+        unfinished = run.unfinished() if run is not None else []
+        if run is not None:
+            self._count(run)
+            run.close()
+        self._prefetcher.pause()
+        self._load(line.present, line.next_weights)
+        self._run, self._version = None, version
+        for result in unfinished:
+            sink, task = self._tasks[result.key]
+            task = replace(task, response_tokens=result.response_tokens, log_probs=result.log_probs)
+            self._tasks[result.key] = sink, task
+        if self._tasks:
+            self._start([task for _, task in self._tasks.values()])
+            assert self._run is not None
+            self._run.await_weights()
+        for share in self._shares.values():
+            share.goes_on_in(self._run, version, unfinished)
+        fields = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
+        logger.info("newer weights swapped in", extra={"fields": fields})
+        self._tell()
+
+    # --- reports ---
+
+    def _context_of(self, sink: str) -> TaskContext:
+        """Return a context whose events speak of a share."""
+
+        def emit(event: Event) -> None:
+            self._context.emit(event.model_copy(update={"of": sink}))
+
+        return TaskContext(emit=emit)
+
+    def _announce(self, read: Read, context: TaskContext) -> None:
+        for part, rollouts in read.earlier.finished.items():
+            context.emit(Samples(samples=announced(rollouts), part=part))
+
+    def _count(self, run: EngineRun) -> None:
+        self._before += run.computed
+        self._decoded.update(run.decoding().model_dump())
+
+    def _now(self) -> tuple[ComputedTokens, DecodeCounts]:
+        """Return the counts so far."""
+        if self._run is None:
+            return self._before, DecodeCounts.model_validate(self._decoded)
+        counts = self._decoded + Counter(self._run.decoding().model_dump())
+        return self._before + self._run.computed, DecodeCounts.model_validate(counts)
+
+    def _tell(self, *, room: bool = False) -> None:
+        run, (computed, decoding) = self._run, self._now()
+        running = run.running if run is not None else 0
+        progress = Progress(
+            finished=self._total.finished,
+            running=running,
+            waiting=len(self._tasks) - running,
+            tokens=computed.response,
+            lengths=run.lengths() if run is not None else [],
+            decoding=decoding,
+            prefetched_version=self._prefetcher.settled,
+            version=self._version,
+        )
+        if room and run is not None:
+            bytes_read = fetched_bytes(self._request, self._total.weights_fetched)
+            progress = progress.model_copy(update={"room": run.room, "weights_bytes": bytes_read})
+        self._context.emit(progress)
+
+    def _result(self) -> GenerationResult:
+        computed, decoding = self._now()
+        return self._total.model_copy(
+            update={
+                "prompt_tokens": computed.prompt,
+                "response_tokens": computed.response,
+                "shared_prefixes": self._run.prefix_traffic() if self._run is not None else {},
+                "decoding": decoding,
+            }
+        )
+
+
+def _none_follow() -> Inbox:
+    inbox = Inbox()
+    inbox.close()
+    return inbox
