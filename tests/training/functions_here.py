@@ -10,14 +10,16 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from rlhfless_functions.api import STAGES, Done, Event, Failed, Preload, RunRequest, Stage, parse_event
+from rlhfless_functions.api import STAGES, Event, Failed, Preload, RunRequest, Stage, ends_task, parse_event
 from rlhfless_functions.preparation.stage import Preparer
 from rlhfless_functions.rewards.scoring import RewardScorer
+from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.serving.instance import create_function
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.platforms.base import StateChange, StateListener, TaskFailedError
+from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
@@ -59,16 +61,22 @@ class FunctionsHere:
         instance = await self._free[stage].get()
         self._tell(instance, "busy")
         instance.take()
-        events = instance.stream(request)
+        inbox, pump = None, None
+        if isinstance(request, LiveRequest):
+            inbox = Inbox()
+            pump = asyncio.create_task(_fill(inbox, request))
+        events = instance.stream(request, inbox)
         try:
             async for line in events:
                 event = parse_event(line)
-                if isinstance(event, Failed):
+                if isinstance(event, Failed) and event.of is None:
                     raise TaskFailedError(event)
                 yield event
-                if isinstance(event, Done):
+                if ends_task(event):
                     return
         finally:
+            if pump is not None:
+                pump.cancel()
             await events.aclose()  # type: ignore[attr-defined]
             # A cut task publishes what it has.
             await asyncio.to_thread(instance._idle.wait)
@@ -86,6 +94,12 @@ class FunctionsHere:
 
     def _tell(self, instance: Instance, state: Any) -> None:
         self._on_state(StateChange(instance.name, instance.stage, state, time.monotonic()))
+
+
+async def _fill(inbox: Inbox, request: LiveRequest) -> None:
+    async for line in request.lines():
+        inbox.put(line)
+    inbox.close()
 
 
 async def train_here(file: Path, root: str, scorer: RewardScorer) -> None:

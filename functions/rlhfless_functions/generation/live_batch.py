@@ -247,7 +247,7 @@ class LiveBatch:
         if not self._told_room:
             self._run.await_weights()
             self._told_room = True
-            self._tell(room=True)
+            self._tell(self._total.weights_fetched, room=True)
 
     def _start(self, tasks: Sequence[SequenceTask]) -> None:
         request = self._request
@@ -310,7 +310,7 @@ class LiveBatch:
             self._count(run)
             run.close()
         self._prefetcher.pause()
-        self._load(line.present, line.next_weights)
+        fetched = self._load(line.present, line.next_weights)
         self._run, self._version = None, version
         for result in unfinished:
             sink, task = self._tasks[result.key]
@@ -324,7 +324,8 @@ class LiveBatch:
             share.goes_on_in(self._run, version, unfinished)
         fields = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
         logger.info("newer weights swapped in", extra={"fields": fields})
-        self._tell()
+        self._total = self._total.model_copy(update={"weights_fetched": _sum(self._total.weights_fetched, fetched)})
+        self._tell(fetched)
 
     # --- reports ---
 
@@ -351,7 +352,7 @@ class LiveBatch:
         counts = self._decoded + Counter(self._run.decoding().model_dump())
         return self._before + self._run.computed, DecodeCounts.model_validate(counts)
 
-    def _tell(self, *, room: bool = False) -> None:
+    def _tell(self, fetched: WeightsFetched | None = None, *, room: bool = False) -> None:
         run, (computed, decoding) = self._run, self._now()
         running = run.running if run is not None else 0
         progress = Progress(
@@ -364,9 +365,10 @@ class LiveBatch:
             prefetched_version=self._prefetcher.settled,
             version=self._version,
         )
+        if fetched is not None:
+            progress = progress.model_copy(update={"weights_bytes": fetched_bytes(self._request, fetched)})
         if room and run is not None:
-            bytes_read = fetched_bytes(self._request, self._total.weights_fetched)
-            progress = progress.model_copy(update={"room": run.room, "weights_bytes": bytes_read})
+            progress = progress.model_copy(update={"room": run.room})
         self._context.emit(progress)
 
     def _result(self) -> GenerationResult:
@@ -379,6 +381,10 @@ class LiveBatch:
                 "decoding": decoding,
             }
         )
+
+
+def _sum(one: WeightsFetched, other: WeightsFetched) -> WeightsFetched:
+    return WeightsFetched.model_validate({name: number + getattr(other, name) for name, number in one})
 
 
 def _none_follow() -> Inbox:

@@ -40,14 +40,16 @@ class StageInstances(Generic[Actor]):
 
     # --- rollouts ---
 
-    def begin(self, step: int, actors: int) -> RolloutPart:
+    def begin(self, step: int, actors: int, left: int | None = None) -> RolloutPart:
         """Give a rollout its part, until `end`.
 
         Args:
             step: of the rollout, or of the evaluation.
             actors: most instances that it uses at a time.
+            left: number of its actors that have work left; by default all.
         """
         part = RolloutPart(step, actors)
+        part.left = actors if left is None else left
         self._parts.append(part)
         self._newest = max(self._newest, step)
         self._coming.discard(step)
@@ -92,6 +94,11 @@ class StageInstances(Generic[Actor]):
     def wait(self, part: RolloutPart, actor: Actor) -> None:
         """Let an actor of a rollout wait for an instance."""
         heapq.heappush(self._waiting, (part.step, next(self._numbers), part, actor))
+
+    @property
+    def waiting(self) -> int:
+        """Number of actors that wait."""
+        return len(self._waiting)
 
     def deal(self) -> tuple[RolloutPart, Actor] | None:
         """Give an instance to the next actor that waits, and return both; None if none is free or no actor waits."""

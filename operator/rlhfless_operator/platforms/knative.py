@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage, Started
+from rlhfless_functions.api import Event, Preload, RunRequest, Stage, Started, ends_task
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
@@ -194,7 +194,7 @@ class KnativePlatform:
                         instance = event.instance
                         book.taken(instance)
                     event = event.model_copy(update={"place": await self._place_of(book, event.instance)})
-                ended = isinstance(event, Done)
+                ended = ends_task(event)
                 yield event
         except TaskFailedError as error:
             # An instance whose engine is lost ends by itself.

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 import aiohttp
 
 from rlhfless_functions.api import (
-    Done,
     Event,
     Failed,
     GenerationRequest,
@@ -15,9 +14,11 @@ from rlhfless_functions.api import (
     LearnRequest,
     RunRequest,
     Started,
+    ends_task,
     parse_event,
 )
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
+from rlhfless_operator.platforms.live_request import LiveRequest
 
 _MAX_LINE_BYTES = 4 * 2**20
 _MOST_LINES = 2000
@@ -75,7 +76,8 @@ async def run_task(
     """
     stream = object()
     _open.add(stream)
-    body = with_rarer_progress(request, len(_open)).model_dump_json().encode()
+    rarer = with_rarer_progress(request, len(_open))
+    body = rarer.body() if isinstance(rarer, LiveRequest) else rarer.model_dump_json().encode()
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     if host is not None:
         headers["host"] = host
@@ -95,10 +97,10 @@ async def run_task(
                 patience = stall_seconds
                 if isinstance(event, Heartbeat) and event.still_seconds >= stall_seconds and not _waits(request):
                     raise InstanceSilentError(f"nothing has worked in the instance for {event.still_seconds:.0f} s")
-                if isinstance(event, Failed):
+                if isinstance(event, Failed) and event.of is None:
                     raise TaskFailedError(event)
                 yield event
-                if isinstance(event, Done):
+                if ends_task(event):
                     return
             raise InstanceLostError(f"HTTP {response.status}: the stream ended without a terminal record")
         finally:

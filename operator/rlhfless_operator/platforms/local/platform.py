@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage
+from rlhfless_functions.api import Event, Preload, RunRequest, Stage, ends_task
 from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.planner.pools.turns import take_turns
 from rlhfless_operator.platforms.base import (
@@ -113,7 +113,7 @@ class LocalPlatform:
         finished = False
         try:
             async for event in events:
-                finished = isinstance(event, Done)
+                finished = ends_task(event)
                 if process.state == "switching" and shows_work(event):
                     self._enter(process, "busy")
                 yield event

@@ -31,6 +31,8 @@ from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
+from rlhfless_operator.training.stages.live_actors import LiveActors
+from rlhfless_operator.training.stages.live_generation import open_live_actors
 from rlhfless_operator.training.stages.preparation import results_before
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.stages.rollout_record import (
@@ -78,6 +80,8 @@ class RolloutsAhead:
         self._plan: PlanRecord | None = None
         """The newest plan."""
         self._planned = asyncio.Event()
+        self._live: LiveActors | None = None
+        """The actors of all rollouts; None if each rollout has its own."""
         size, done = run.spec.batch.prompts_per_step, journal.status.step
         free = not run.requests.algorithm.dynamic_sampling_rounds
         self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
@@ -177,6 +181,9 @@ class RolloutsAhead:
         return self._plan, rollout_metrics([batch.metrics for batch in found])
 
     async def __aenter__(self) -> Self:
+        if self._settings.new_weights == "switch":
+            weights = SamplingWeights(self._newest(), self._newest, self._settings.max_staleness)
+            self._live = open_live_actors(self._run, weights)
         if self.groups is not None:
             await self._restore(self.groups)
             for number in sorted(self.groups.rollouts):
@@ -188,6 +195,8 @@ class RolloutsAhead:
         for rollout in self._rollouts.values():
             rollout.cancel()
         await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
+        if self._live is not None:
+            await self._live.close()
 
     async def _restore(self, groups: FreeGroups) -> None:
         """Restore the groups that earlier drivers have written down."""
@@ -249,7 +258,10 @@ class RolloutsAhead:
             # It may still draw the prompts that come next.
             await earlier
             return
-        room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
+        if self._live is not None:
+            room = asyncio.create_task(self._live.room(beside=step - 1))
+        else:
+            room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
         try:
             await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -270,7 +282,7 @@ class RolloutsAhead:
         run.progress.begin_step(
             step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt, beside=beside
         )
-        task = RolloutTask(step, "training", self._weights(begun))
+        task = RolloutTask(step, "training", self._weights(begun), live=self._live)
         groups = self.groups
         if groups is not None:
             on_prepared = partial(groups.prepared, step)

@@ -65,16 +65,24 @@ class InstanceQueue:
         """Return whether so many actors more would all have an instance at once."""
         return self._instances.has_room_for(actors)
 
+    @property
+    def waiting(self) -> int:
+        """Number of actors that wait for an instance."""
+        return self._instances.waiting
+
     @asynccontextmanager
-    async def part(self, step: int, actors: int, preload: Preload | None = None) -> AsyncIterator[Part]:
+    async def part(
+        self, step: int, actors: int, preload: Preload | None = None, *, left: int | None = None
+    ) -> AsyncIterator[Part]:
         """Give a rollout its part of the instances, while it goes on.
 
         Args:
             step: of the rollout, or of the evaluation.
             actors: most instances that it uses at a time.
             preload: what a fresh instance loads before it is ready.
+            left: number of instances that it needs now; by default as many as it uses at most.
         """
-        own = self._instances.begin(step, actors)
+        own = self._instances.begin(step, actors, left)
         try:
             await self.hold(preload)
             yield Part(self, own)

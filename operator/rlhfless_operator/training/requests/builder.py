@@ -193,6 +193,18 @@ class RequestBuilder:
             chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.environment else {},
         )
 
+    def source_of(self, weights: WeightsReference, chain: Callable[[int], Sequence[str]]) -> NextWeights:
+        """Return weights with the places that instances fetch them from.
+
+        Args:
+            chain: returns the instances that may pass a version on.
+        """
+        return NextWeights(
+            weights=weights,
+            weights_from=list(chain(weights.version)) if self.relays_weights else None,
+            weights_line=self.weights_line(weights.version),
+        )
+
     def next_weights(
         self, present: WeightsReference, count: int, chain: Callable[[int], Sequence[str]]
     ) -> list[NextWeights]:
@@ -206,18 +218,15 @@ class RequestBuilder:
             return []
         lora = self._spec.model.lora is not None
         versions = range(present.version + 1, present.version + count + 1)
-        return [
-            NextWeights(
-                weights=WeightsReference(
-                    version=version,
-                    uri=self.initial.uri if lora else self._folder.weights(version),
-                    adapter=self._folder.weights(version) if lora else None,
-                ),
-                weights_from=list(chain(version)) if self.relays_weights else None,
-                weights_line=self.weights_line(version),
+        following = (
+            WeightsReference(
+                version=version,
+                uri=self.initial.uri if lora else self._folder.weights(version),
+                adapter=self._folder.weights(version) if lora else None,
             )
             for version in versions
-        ]
+        )
+        return [self.source_of(weights, chain) for weights in following]
 
     def prepare(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+from rlhfless_operator.training.stages.live_actors import LiveActors
+from rlhfless_operator.training.stages.live_generation import generate_live
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
@@ -51,6 +54,8 @@ class RolloutTask:
     """Called with the plan."""
     on_prepared: Callable[[PrepareResult], None] | None = None
     """Called with each prepared chunk, if groups are learnt from as they come."""
+    live: LiveActors | None = None
+    """The job's live actors; None if the rollout has actors of its own."""
 
 
 @dataclass
@@ -187,22 +192,16 @@ async def generate_and_prepare(
         examples: samples to be had as text.
         journal: receives the prepared chunks, if the batch is learnt from in pieces.
     """
-    if task.purpose == "training":
+    if task.purpose == "training" and task.live is None:
         consider_prefixes(run, task.step, plan)
-    preload = run.requests.preload(task.policy.now)
-    all_at_once = run.generators.has_room_for(len(plan.shares))
-    async with (
-        run.generators.part(task.step, len(plan.shares), preload) as generators,
-        run.preparers.part(task.step, plan.planned.preparers) as preparers,
-    ):
+    async with AsyncExitStack() as parts:
+        generation = await _begin_generation(run, task, plan, generated, parts)
+        preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers))
         if task.purpose == "training":
             run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.planned.time_price)
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
-        sharing = _sharing(run, task, plan) if all_at_once else None
-        generated.shares_prefixes |= sharing is not None
-        generation = _generation(run, task, plan, generated, generators, sharing)
 
         async def groups() -> AsyncGenerator[CompleteGroup, None]:
             nonlocal generated_at
@@ -225,6 +224,24 @@ async def generate_and_prepare(
         )
     run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
+
+
+async def _begin_generation(
+    run: TrainingRun,
+    task: RolloutTask,
+    plan: GenerationPlan,
+    generated: GenerationOutcome,
+    parts: AsyncExitStack,
+) -> AsyncGenerator[CompleteGroup, None]:
+    """Return the groups of a plan as they become complete. Actors of its own have instances until `parts` is left."""
+    if task.live is not None:
+        return generate_live(run, task.live, task.step, task.policy, plan, generated)
+    all_at_once = run.generators.has_room_for(len(plan.shares))
+    preload = run.requests.preload(task.policy.now)
+    generators = await parts.enter_async_context(run.generators.part(task.step, len(plan.shares), preload))
+    sharing = _sharing(run, task, plan) if all_at_once else None
+    generated.shares_prefixes |= sharing is not None
+    return _generation(run, task, plan, generated, generators, sharing)
 
 
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:

@@ -1,0 +1,86 @@
+"""The generation of a rollout by the live actors of its job."""
+
+from collections.abc import AsyncGenerator
+
+from rlhfless_functions.api import Event, GenerationRequest, SampleTask
+from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
+from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
+
+
+def open_live_actors(run: TrainingRun, weights: SamplingWeights) -> LiveActors:
+    """Return the live actors of a job, without any yet.
+
+    Args:
+        weights: of all rollouts.
+    """
+    relays, requests = run.relays, run.requests
+    use = Weights(
+        newest=lambda: weights.now,
+        upcoming=lambda present: requests.next_weights(present, weights.newer_versions, relays.chain),
+        source=lambda present: requests.source_of(present, relays.chain),
+        preload=requests.preload,
+        on_use=lambda started, version, size: run.weights_traffic.read(started.instance, version, started.place, size),
+    )
+    return LiveActors(run.platform, run.generators, use, max(run.prompts.tokens("training")))
+
+
+async def generate_live(
+    run: TrainingRun,
+    live: LiveActors,
+    step: int,
+    weights: SamplingWeights,
+    plan: GenerationPlan,
+    outcome: GenerationOutcome,
+) -> AsyncGenerator[CompleteGroup, None]:
+    """Generate a plan's groups, and yield each when its last sample has been published.
+
+    Raises:
+        StageFailedError: samples can't be finished.
+    """
+
+    def make_request(attempt: ActorAttempt) -> GenerationRequest:
+        return run.requests.generate(
+            step,
+            "training",
+            weights.begun,
+            weights.oldest_version,
+            None,
+            run.draft_history.steps_for,
+            attempt,
+            weights_from=run.relays.chain(attempt.weights.version),
+            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
+        )
+
+    def on_event(event: Event) -> None:
+        run.progress.event(event)
+        run.relays.heard(event, weights.now.version)
+
+    settings = LiveSettings(
+        step=step,
+        sink_root=run.folder.rollouts(step, "training"),
+        driver=run.lease.number,
+        retries=run.spec.limits.retries,
+        make_request=make_request,
+        on_event=on_event,
+    )
+    rollout = LiveRollout(_groups(run, plan), outcome, settings)
+    async with live.generating(rollout, len(plan.shares), max(map(len, plan.shares))):
+        while (group := await rollout.complete.get()) is not None:
+            yield group
+    if rollout.error is not None:
+        raise rollout.error
+
+
+def _groups(run: TrainingRun, plan: GenerationPlan) -> list[list[SampleTask]]:
+    """Return the groups of a plan, those with the longest expected responses first."""
+    longest = run.spec.sampling.max_response_tokens
+    groups: dict[int, list[SampleTask]] = {}
+    for sample in (sample for share in plan.shares for sample in share):
+        groups.setdefault(sample.prompt, []).append(sample)
+    order = sorted(groups, key=lambda prompt: -plan.estimates[prompt].outlook(0, longest)[0])
+    return [sorted(groups[prompt], key=lambda sample: sample.index) for prompt in order]
