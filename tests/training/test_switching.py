@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import BatchReference
+from rlhfless_functions.api import BatchReference, WeightsReference
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import read_batch
 from rlhfless_operator.platforms.local.platform import LocalPlatform
-from rlhfless_operator.training.actors.actor_pool import Actor
 from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
-from rlhfless_operator.training.costs import cost_model
+from rlhfless_operator.training.stages import live_actors
 from tests.training.asynchronous.test_loop import check_prompts, entries, replayed
 from tests.training.killing import start
 from tests.training.switching import POINTS, switch_midway
@@ -34,24 +33,20 @@ HELD_BACK = """
 import os, sys, time
 
 def hold():
-    if (module := sys.modules.get("rlhfless_functions.generation.share")) is None:
+    if (module := sys.modules.get("rlhfless_functions.generation.live_batch")) is None:
         return
-    generate, step = module.Share.generate, module.Share._step
+    advance = module.LiveBatch._advance
 
-    def remembered(share, engine, prefetcher):
-        share.prefetcher = prefetcher
-        generate(share, engine, prefetcher)
-
-    def held(share, run):
-        results, request = step(share, run), share._request
+    def held(batch):
+        advance(batch)
         # Of the versions that may come, the one that the step before makes is sure to.
-        if request.next_weights and request.weights.version < request.key.step - 1 and run.computed.response > 30:
-            while share._context.stop_reason is None:
-                share._context.emit(share._progress(run, share.prefetcher.settled))
+        steps = [step for step, _, _ in batch._tasks]
+        if steps and batch._version < min(steps) - 1 and batch._now()[0].response > 30:
+            while batch._context.stop_reason is None and not len(batch._inbox):
+                batch._tell()
                 time.sleep(0.05)
-        return results
 
-    module.Share.generate, module.Share._step = remembered, held
+    module.LiveBatch._advance = held
 
 os.register_at_fork(after_in_child=hold)
 """
@@ -59,21 +54,23 @@ os.register_at_fork(after_in_child=hold)
 
 @pytest.fixture
 def prefetches(cold_start: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instances decode no further with stale weights once newer ones may come, until they are cut for them."""
+    """Instances decode no further with stale weights once newer ones may come, until they are told of them."""
     hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(HELD_BACK)
     monkeypatch.setenv("PYTHONPATH", str(hook), prepend=":")
-    monkeypatch.setattr(cost_model, "is_worth_switching", lambda *arguments: True)
-    # A request that has not begun to decode would be cut at once.
-    monkeypatch.setattr(Actor, "is_ready_for", lambda actor, new: (actor.prefetched_version or -1) >= new.version)
+
+    def is_ready(actor: live_actors.LiveActor, new: WeightsReference) -> bool:
+        return (actor.prefetched or -1) >= new.version
+
+    # One that looks for nothing yet would be told at once.
+    monkeypatch.setattr(live_actors.LiveActor, "is_ready_for", is_ready)
 
 
 @pytest.fixture
 def switches_midway(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(LocalPlatform, "run", LocalPlatform.run)
     monkeypatch.setattr(RolloutsAhead, "__init__", RolloutsAhead.__init__)
-    monkeypatch.setattr(cost_model, "is_worth_switching", cost_model.is_worth_switching)
     switch_midway()
     yield
 
@@ -141,7 +138,7 @@ def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefetches")
 @pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
-def test_instances_have_newer_weights_in_memory_when_they_are_cut_for_them(tiny_job: MakeJob, kv_cache: str) -> None:
+def test_instances_have_newer_weights_in_memory_when_they_are_told_of_them(tiny_job: MakeJob, kv_cache: str) -> None:
     kept = {
         "generation": {"flush": "1ms", "keepAlive": "10m"},
         "async": {"maxStaleness": 1, "newWeights": "switch", "kvCache": kv_cache},

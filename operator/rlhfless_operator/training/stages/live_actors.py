@@ -55,7 +55,7 @@ class _Share:
 
 
 @dataclass(eq=False)
-class _Actor:
+class LiveActor:
     """One live actor."""
 
     name: str
@@ -91,6 +91,14 @@ class _Actor:
     def load(self) -> int:
         """Number of its unfinished samples."""
         return sum(len(share.samples) for share in self.shares.values())
+
+    def is_ready_for(self, weights: WeightsReference) -> bool:
+        """Return whether it can go on with these weights without waiting for its instance to fetch them.
+
+        True, too, if the instance cannot fetch weights while it decodes, or was not told of these and has all that it
+        was told of.
+        """
+        return self.prefetched is None or self.prefetched >= min(weights.version, self.announced)
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class LiveActors:
         self._rollouts: list[LiveRollout] = []
         self._newest = 0
         """Number of the newest rollout that has begun."""
-        self._actors: dict[_Actor, asyncio.Task[None]] = {}
+        self._actors: dict[LiveActor, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._measured = GenerationOutcome(sinks=[])
@@ -199,7 +207,7 @@ class LiveActors:
                 self._end(actor)
         self._changed.set()
 
-    def _least_loaded(self, samples: int) -> _Actor | None:
+    def _least_loaded(self, samples: int) -> LiveActor | None:
         """Return the actor with the fewest samples that has places for so many more; None if none has."""
         able = [
             actor
@@ -221,12 +229,12 @@ class LiveActors:
             if actor.request is not None:
                 self._end(actor)
 
-    def _end(self, actor: _Actor) -> None:
+    def _end(self, actor: LiveActor) -> None:
         actor.takes_more = False
         assert actor.request is not None
         actor.request.end()
 
-    def _give(self, actor: _Actor, rollout: LiveRollout, samples: list[SampleTask]) -> None:
+    def _give(self, actor: LiveActor, rollout: LiveRollout, samples: list[SampleTask]) -> None:
         """Add samples to an actor's batch."""
         assert actor.request is not None
         assert actor.weights is not None
@@ -243,10 +251,10 @@ class LiveActors:
         share.samples |= {key_of(sample): sample for sample in samples}
 
     def _open(self) -> None:
-        actor = _Actor(f"actor-{next(self._numbers):04d}")
+        actor = LiveActor(f"actor-{next(self._numbers):04d}")
         self._actors[actor] = asyncio.create_task(self._serve(actor))
 
-    def _shares_of(self, rollout: LiveRollout) -> Iterator[tuple[_Actor, str]]:
+    def _shares_of(self, rollout: LiveRollout) -> Iterator[tuple[LiveActor, str]]:
         for actor in self._actors:
             for sink, share in actor.shares.items():
                 if share.rollout is rollout:
@@ -254,7 +262,7 @@ class LiveActors:
 
     # --- an actor ---
 
-    async def _serve(self, actor: _Actor) -> None:
+    async def _serve(self, actor: LiveActor) -> None:
         """Have an instance, and follow its stream to the end."""
         error: InstanceLostError | TaskFailedError | None = None
         try:
@@ -281,7 +289,7 @@ class LiveActors:
                 self._lost(share, error)
         self._deal()
 
-    def _first_request(self, actor: _Actor) -> LiveRequest | None:
+    def _first_request(self, actor: LiveActor) -> LiveRequest | None:
         """Return the request that opens an actor, with the group that begins next; None if none waits."""
         rollout = next((rollout for rollout in self._rollouts if rollout.waiting), None)
         if rollout is None:
@@ -310,7 +318,7 @@ class LiveActors:
 
     # --- events ---
 
-    def _take(self, actor: _Actor, event: Event) -> None:
+    def _take(self, actor: LiveActor, event: Event) -> None:
         sink = getattr(event, "of", None)
         if sink is None:
             self._take_report(actor, event)
@@ -326,7 +334,7 @@ class LiveActors:
         self._look(actor)
         self._deal()
 
-    def _take_report(self, actor: _Actor, event: Event) -> None:
+    def _take_report(self, actor: LiveActor, event: Event) -> None:
         """Take in what an actor says of its whole batch."""
         for share in list(actor.shares.values())[:1]:
             share.rollout.settings.on_event(event)
@@ -349,11 +357,11 @@ class LiveActors:
             self._measured.done(event)
             self._count_passes(actor, DecodeCounts.model_validate(event.result.get("decoding", {})))
 
-    def _count_passes(self, actor: _Actor, counts: DecodeCounts) -> None:
+    def _count_passes(self, actor: LiveActor, counts: DecodeCounts) -> None:
         self._measured.decoding.update(_difference(actor.decoding, counts))
         actor.decoding = counts
 
-    def _hear(self, actor: _Actor, event: Progress) -> None:
+    def _hear(self, actor: LiveActor, event: Progress) -> None:
         lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
         heard = actor.heard
         if heard is not None:
@@ -364,7 +372,7 @@ class LiveActors:
         actor.heard, actor.heard_counts = Heard(lengths), event.decoding
         actor.heard.now(lengths)
 
-    def _measure(self, actor: _Actor) -> None:
+    def _measure(self, actor: LiveActor) -> None:
         """Learn an instance's speed from the reports since the last measurement."""
         heard, actor.heard = actor.heard, None
         if heard is None:
@@ -387,16 +395,16 @@ class LiveActors:
 
     # --- weights ---
 
-    def _look(self, actor: _Actor) -> None:
+    def _look(self, actor: LiveActor) -> None:
         """Let an actor go on with newer weights, if there are any and it need not wait for its instance to fetch
         them."""
         newest = self._weights.newest()
         if actor.request is None or actor.weights in (None, newest) or actor.told_at is not None or not actor.load:
             return
-        if actor.prefetched is None or actor.prefetched >= min(newest.version, actor.announced):
+        if actor.is_ready_for(newest):
             self._renew(actor)
 
-    def _renew(self, actor: _Actor) -> None:
+    def _renew(self, actor: LiveActor) -> None:
         """Tell an actor to go on with the newest weights."""
         newest = self._weights.newest()
         upcoming = self._weights.upcoming(newest)
@@ -407,7 +415,7 @@ class LiveActors:
         self._measured.switches += 1
         self._measure(actor)
 
-    def _is_told(self, actor: _Actor, weights: WeightsReference, upcoming: list[NextWeights]) -> None:
+    def _is_told(self, actor: LiveActor, weights: WeightsReference, upcoming: list[NextWeights]) -> None:
         actor.weights, actor.prefetched = weights, None
         actor.announced = max((each.weights.version for each in upcoming), default=weights.version)
 
