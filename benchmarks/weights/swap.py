@@ -4,8 +4,8 @@
                                       [--kv-cache recompute|keep] [--json FILE]
 
 One instance with a model of 126 MB decodes a share of samples, and the driver's own code
-(`training/stages/generation.py`) cuts its request for each new version and makes the next one (`newWeights: switch`). A
-rollout has two switches. Only its first request is told which version comes next, and prefetches it. The pause is the
+(`training/stages/live_actors.py`) tells it to go on with each new version (`newWeights: switch`). A rollout has two
+switches. The instance is told beforehand of every second version, and prefetches it. The pause is the
 time from the end of the last decode step with the old weights to the beginning of the first one with the new weights,
 without the prefill and the replay in between, which are listed beside it. On a busy machine much of it is waiting for a
 core; the instance's processor time is listed, too. `--store s3` puts all artifacts into an S3 server on this machine
@@ -114,24 +114,25 @@ class Run:
             Event,
             GenerationRequest,
             NextWeights,
+            Preload,
             SampleTask,
             TaskKey,
             WeightsReference,
         )
         from rlhfless_functions.settings import ModelSettings, SamplingSettings
-        from rlhfless_operator.planner.moves.migration import Migration
         from rlhfless_operator.platforms.stream import open_session, run_task
         from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
         from rlhfless_operator.training.actors.generated import GenerationOutcome
-        from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+        from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
         from rlhfless_operator.training.instances.instance_queue import InstanceQueue
-        from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+        from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
 
         model = ModelSettings(source=str(self._made[0]), dtype="float32")
 
+        def upcoming(present: WeightsReference) -> list[NextWeights]:
+            return [NextWeights(weights=self.reference(present.version + 1))] if present.version % 2 == 0 else []
+
         def make_request(attempt: ActorAttempt) -> GenerationRequest:
-            version = attempt.weights.version
-            upcoming = [NextWeights(weights=self.reference(version + 1))] if version % 2 == 0 else []
             return GenerationRequest(
                 key=TaskKey(job_uid="u", step=99, stage="generation", part=attempt.actor, attempt=attempt.number),
                 result=f"{attempt.sink}/result.json",
@@ -139,7 +140,7 @@ class Run:
                 weights=attempt.weights,
                 oldest_version=0,
                 keep_kv_cache=self._keep,
-                next_weights=upcoming,
+                next_weights=upcoming(attempt.weights),
                 prompts=f"{self._root}/prompts.parquet",
                 samples=attempt.samples,
                 sampling=SamplingSettings(max_prompt_tokens=PROMPT, max_response_tokens=RESPONSE),
@@ -169,28 +170,30 @@ class Run:
 
         async def consume(rollout: int, begun: WeightsReference) -> None:
             queue = InstanceQueue("generation", Capacity())  # type: ignore[arg-type]
-            share = [SampleTask(prompt=prompt, index=index) for index in range(6) for prompt in range(PROMPTS)]
-            settings = GenerationSettings(
+            groups = [[SampleTask(prompt=prompt, index=index) for index in range(6)] for prompt in range(PROMPTS)]
+            settings = LiveSettings(
+                step=99,
                 sink_root=f"{self._root}/rollouts/{rollout}",
                 driver=1,
                 retries=0,
-                prompt_tokens=lambda prompt: PROMPT,
                 make_request=make_request,
-                weights=SamplingWeights(begun, lambda: self.versions[-1], switches),
-                is_worth_switching=lambda actor: True,
-                look_seconds=0.0,
+                on_event=lambda event: None,
             )
-            async with queue.part(1, 1) as instances:
-                async for _ in generate(
-                    Platform(),  # type: ignore[arg-type]
-                    [share],
-                    outcome,
-                    settings,
-                    migration=Migration(None, lambda key, tokens: (1000.0, 0.0), max_moves=0),
-                    instances=instances,
-                    on_event=lambda actor, event: None,
-                ):
-                    pass
+            weights = Weights(
+                newest=lambda: self.versions[-1],
+                upcoming=upcoming,
+                source=lambda present: NextWeights(weights=present),
+                preload=lambda present: Preload(model=model, weights=present),
+                on_use=lambda started, version, size: None,
+            )
+            live = LiveActors(Platform(), queue, weights, PROMPT)  # type: ignore[arg-type]
+            pending = LiveRollout(groups, outcome, settings)
+            try:
+                async with live.generating(pending, 1, ROWS):
+                    while await pending.complete.get() is not None:
+                        pass
+            finally:
+                await live.close()
 
         async with open_session() as session:
             for rollout in range(switches // 2):

@@ -29,7 +29,6 @@ from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.training.actors import moves
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
-from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 
@@ -163,8 +162,7 @@ def settings_of(**changes: object) -> GenerationSettings:
         "retries": 3,
         "prompt_tokens": lambda prompt: 5,
         "make_request": make_request,
-        "weights": SamplingWeights(WeightsReference(version=2, uri="w")),
-        "is_worth_switching": lambda actor: True,
+        "weights": WeightsReference(version=2, uri="w"),
         "look_seconds": 0.0,
         **changes,
     }

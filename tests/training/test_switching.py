@@ -44,6 +44,8 @@ def hold():
         if steps and batch._version < min(steps) - 1 and batch._now()[0].response > 30:
             while batch._context.stop_reason is None and not len(batch._inbox):
                 batch._tell()
+                for share in batch._shares.values():
+                    share.flush(batch._clock())
                 time.sleep(0.05)
 
     module.LiveBatch._advance = held

@@ -1,4 +1,4 @@
-"""Reads what a share needs from the store: its prompts, and what earlier attempts have left of it."""
+"""Read what a share needs from the store: its prompts, and what earlier attempts have left of it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rlhfless_functions.runtime.task import TaskError
 
 @dataclass(frozen=True)
 class Read:
-    """What was read for some samples."""
+    """The prompts and earlier attempts of some samples."""
 
     prompts: dict[int, Prompt]
     """Their prompts by row."""

@@ -17,9 +17,10 @@ class AsyncSpec(Settings):
     that allows. Generation goes no further ahead than keeps the learner from waiting."""
     new_weights: Annotated[Literal["finish", "switch"], EXPERIMENTAL] = "finish"
     """What happens to a response when newer weights are published. `finish` completes it, and all groups of its
-    rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on, where
-    enough is left to decode; each token keeps the log-probability under the weights that sampled it. `maxStaleness`
-    then bounds the oldest token of a group. `switch` is experimental: nothing has been measured on GPUs."""
+    rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on; each token
+    keeps the log-probability under the weights that sampled it. `maxStaleness` then bounds the oldest token of a group.
+    Instances have groups of several rollouts in one batch. `switch` is experimental: nothing has been measured on
+    GPUs."""
     kv_cache: Annotated[Literal["recompute", "keep"], EXPERIMENTAL] = "recompute"
     """Keys and values of a response that goes on with newer weights. `recompute` computes them anew, and each token has
     the probabilities of one version. `keep` goes on at once with those of the older weights, on the instance that has

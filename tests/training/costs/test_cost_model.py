@@ -13,7 +13,6 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import DraftedLatency
 from rlhfless_operator.planner.latency.linear import LinearLatency
-from rlhfless_operator.planner.moves.migration import Actor, Unfinished
 from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.warming import WINDOW
@@ -82,26 +81,6 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     plans = [each.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True) for each in (first, second)]
     assert plans[0].shares == plans[1].shares
     assert plans[0].estimates[0].runaways > 0, "a truncated response is a runaway"
-
-
-def test_newer_weights_are_worth_it_by_the_pauses_that_switches_took(tiny_job: MakeJob) -> None:
-    cost_model = cost_model_of(tiny_job())
-    cost_model.calibration = Calibration(LinearLatency(step_seconds=0.1, prefill_token_seconds=0.001))
-    actor = Actor("a", {(0, 0): Unfinished(prompt_tokens=100, tokens=100, remaining=100.0)})
-    assert cost_model.is_worth_switching(actor), "0.7 of the 10 seconds that it has left"
-    cost_model.generated(GenerationOutcome(sinks=[], weights_seconds=1.0), PreparationOutcome(), PROMPT_TOKENS)
-    assert not cost_model.is_worth_switching(actor), "weights take a second to load"
-    outcome = GenerationOutcome(sinks=[], pauses=[5.0], switch_pauses=[0.6])
-    cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
-    assert cost_model.is_worth_switching(actor), "a switch takes 0.6 seconds and the prefill"
-
-
-def test_contexts_that_a_job_keeps_speak_against_no_switch(tiny_job: MakeJob) -> None:
-    actor = Actor("a", {(0, 0): Unfinished(prompt_tokens=500, tokens=500, remaining=100.0)})
-    for kv_cache, worth in (("recompute", False), ("keep", True)):
-        cost_model = cost_model_of(tiny_job(kv_cache, **{"async": {"newWeights": "switch", "kvCache": kv_cache}}))
-        cost_model.calibration = Calibration(LinearLatency(step_seconds=0.1, prefill_token_seconds=0.001))
-        assert cost_model.is_worth_switching(actor) == worth, "a second of prefill, and ten to decode"
 
 
 def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob) -> None:

@@ -1,7 +1,6 @@
 """The generation stage: every group comes out once and whole, also if instances are lost."""
 
 import random
-from collections.abc import AsyncGenerator
 from itertools import pairwise
 
 import pytest
@@ -9,19 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import (
-    Event,
     Failed,
     GenerationRequest,
-    NextWeights,
-    Progress,
     SampleTask,
-    WeightsReference,
 )
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
-from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.requests.tasks import StageFailedError
-from tests.training.generating import RandomMoves, UnreliablePlatform, make_request, run_stage, settings_of, shares_of
+from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, settings_of, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 
 pytestmark = pytest.mark.usefixtures("every_look_is_quick")
@@ -53,98 +47,6 @@ async def test_every_group_comes_out_once_and_whole(
     assert platform.most_running <= max([actors, *held]), "no more instances are asked than are held"
     assert outcome.cuts >= platform.cut
     assert not platform.held
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    actors=st.integers(1, 5),
-    loss=st.sampled_from([0.0, 0.2]),
-    moves=st.sampled_from([0.0, 0.2]),
-    publishing=st.sampled_from([0.02, 0.2]),
-    willing=st.sampled_from([0.0, 0.5, 1.0]),
-)
-async def test_newer_weights_are_taken_between_requests_and_never_given_back(
-    seed: int, actors: int, loss: float, moves: float, publishing: float, willing: float
-) -> None:
-    chance = random.Random(seed)
-    platform = UnreliablePlatform(chance, loss=loss)
-    published = [WeightsReference(version=1, uri="w")]
-
-    def newest() -> WeightsReference:
-        if chance.random() < publishing:
-            published.append(WeightsReference(version=published[-1].version + 1, uri="w"))
-        return published[-1]
-
-    changes = {
-        "weights": SamplingWeights(published[0], newest),
-        "is_worth_switching": lambda actor: chance.random() < willing,
-        # Each new version may cut a request before it has finished a sample.
-        "retries": 1000,
-    }
-    groups, outcome, held = await run_stage(platform, shares_of(5, 4, actors), RandomMoves(chance, moves), **changes)
-    assert sorted(group.prompt for group in groups) == list(range(5))
-    assert len(platform.generated) == 20, "what is published is never generated again"
-    assert all(versions == sorted(versions) for versions in platform.asked.values())
-    assert outcome.switches < len(outcome.sinks)
-    assert willing > 0 or outcome.switches == 0
-    assert held[-1] == 0 and not platform.held
-
-
-async def test_a_published_version_cuts_the_actors_that_are_behind_once() -> None:
-    platform = UnreliablePlatform(random.Random(0))
-    first, second = (WeightsReference(version=version, uri="w") for version in (1, 2))
-    weights = SamplingWeights(first, lambda: second if len(platform.generated) > 2 else first)
-    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 2), weights=weights)
-    assert outcome.switches == 2
-    assert outcome.cuts == outcome.moved == 0
-    assert len(outcome.sinks) == 4
-    assert {tuple(versions) for versions in platform.asked.values()} == {(1,), (1, 2)}
-    assert outcome.pauses == []
-    assert len(outcome.switch_pauses) == 2
-
-
-@pytest.mark.parametrize(
-    ("says", "newest", "switches"),
-    [
-        ([1, 1, 2], 2, True),
-        ([1, 1, 1], 2, False),
-        ([None], 2, True),
-        pytest.param([1, 2], 3, True, id="it was not told of the newest"),
-        pytest.param([1, 1], 3, False, id="it fetches an older one"),
-    ],
-)
-async def test_an_actor_is_not_cut_before_its_instance_is_ready_for_newer_weights(
-    says: list[int | None], newest: int, switches: bool
-) -> None:
-    first, second, third = (WeightsReference(version=version, uri="w") for version in (1, 2, newest))
-    told: list[int | None] = []
-
-    class Prefetching(UnreliablePlatform):
-        async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-            async for event in super().run(request):
-                yield event
-                if request.weights == first and len(told) < len(says):
-                    told.append(says[len(told)])
-                    yield Progress(finished=0, running=1, waiting=0, tokens=1, prefetched_version=told[-1])
-
-    def announcing(attempt: ActorAttempt) -> GenerationRequest:
-        upcoming = [NextWeights(weights=second)] if attempt.weights == first else []
-        return make_request(attempt).model_copy(update={"next_weights": upcoming})
-
-    platform = Prefetching(random.Random(0))
-    weights = SamplingWeights(first, lambda: third if told else first, 1)
-    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 1), weights=weights, make_request=announcing)
-    assert told == says
-    assert outcome.switches == switches
-    assert any(newest in versions for versions in platform.asked.values()) == switches
-
-
-async def test_a_rollout_that_finishes_with_its_weights_is_not_cut() -> None:
-    platform = UnreliablePlatform(random.Random(0))
-    _, outcome, _ = await run_stage(platform, shares_of(4, 2, 2))
-    assert outcome.switches == 0
-    assert {tuple(versions) for versions in platform.asked.values()} == {(2,)}
 
 
 async def test_a_failure_that_no_instance_can_mend_ends_the_stage_with_its_message() -> None:

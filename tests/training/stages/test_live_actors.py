@@ -33,6 +33,7 @@ from rlhfless_operator.training.actors.generated import CompleteGroup, Generatio
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.tasks import StageFailedError
+from rlhfless_operator.training.stages import live_actors
 from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
 from tests.training.generating import CountedCapacity, make_request
 
@@ -269,3 +270,15 @@ async def test_an_evaluation_that_waits_gets_the_next_actors_instance() -> None:
         assert not first.done(), "groups still wait"
         assert platform.running == 0
     await asyncio.wait_for(first, 30)
+
+
+async def test_an_actor_is_cut_before_its_request_is_too_long_and_another_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    platform = LivePlatform(random.Random(6), left={(1, 0, index): 200 for index in range(4)})
+    monkeypatch.setattr(live_actors, "LONGEST_SECONDS", 0.02)
+    rollout = rollout_of(1, 1, retries=0)
+    (group,) = await asyncio.wait_for(generate(actors_on(platform, [0]), rollout, actors=1), 60)
+    assert len(group.samples) == 4
+    assert len(rollout.outcome.sinks) > 1
+    assert rollout.outcome.lost == 0

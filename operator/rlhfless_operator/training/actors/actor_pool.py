@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import DecodeCounts, SampleTask, WeightsReference
+from rlhfless_functions.api import DecodeCounts, SampleTask
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.training.actors.generated import Stretch
 
@@ -26,35 +26,11 @@ class Actor:
     """Losses in a row without a finished sample in between."""
     cut_at: float | None = None
     """Time at which its request was cut by choice; None once it has resumed."""
-    weights: WeightsReference | None = None
-    """Weights of its newest request; None before the first one."""
-    has_switched: bool = False
-    """Whether the request before the newest one sampled with older weights."""
-    prefetched_version: int | None = None
-    """Newest version that its instance reports to be ready for; see `Progress.prefetched_version`."""
-    last_announced: int = 0
-    """Newest version that its request has announced to the instance."""
 
     @property
     def name(self) -> str:
         """Name of the actor in requests and sinks."""
         return f"actor-{self.number:04d}"
-
-    def takes(self, weights: WeightsReference) -> None:
-        """Note that its next request samples with these weights."""
-        self.has_switched = self.weights is not None and self.weights != weights
-        self.weights = weights
-        self.prefetched_version = None
-
-    def is_ready_for(self, weights: WeightsReference) -> bool:
-        """Return whether it can switch to these weights without waiting for its instance to fetch them.
-
-        True, too, if the instance cannot fetch weights while it decodes, or was not told of these and has all that it
-        was told of.
-        """
-        if self.prefetched_version is None:
-            return True
-        return self.prefetched_version >= min(weights.version, self.last_announced)
 
     def keep_unfinished(self, finished: Collection[Key]) -> None:
         """Forget the samples that are finished."""

@@ -50,7 +50,7 @@ class GenerationOutcome:
     cuts: int = 0
     """Number of requests that were cut to move samples."""
     switches: int = 0
-    """Number of requests that were cut to continue with newer weights."""
+    """Number of times that an actor was told to go on with newer weights."""
     moved: int = 0
     """Number of samples that were moved to another actor by choice."""
     tokens: int = 0
@@ -70,7 +70,7 @@ class GenerationOutcome:
     pauses: list[float] = field(default_factory=list)
     """Seconds from each decision to move samples until a request resumed them."""
     switch_pauses: list[float] = field(default_factory=list)
-    """Seconds from each decision to switch until a request resumed with newer weights, loading included."""
+    """Seconds from each time that an actor was told of newer weights until it decoded with them, loading included."""
     room: EngineRoom | None = None
     """Least room that any instance has reported; None before the first report."""
     before: list[str] = field(init=False)

@@ -1,5 +1,4 @@
-"""The weights that a rollout's requests sample with, and the requests that are cut for newer ones
-(`async.newWeights`)."""
+"""The weights that a rollout's requests sample with (`async.newWeights`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +8,7 @@ from rlhfless_functions.api import WeightsReference
 
 @dataclass(frozen=True)
 class SamplingWeights:
-    """The weights of one rollout.
-
-    One request samples with one version from start to end. A switch ends a request and begins another.
-    """
+    """The weights of one rollout."""
 
     begun: WeightsReference
     """Recorded weights at the start of the rollout."""

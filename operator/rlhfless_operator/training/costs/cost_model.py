@@ -15,8 +15,7 @@ from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
 from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.moves.migration import Actor, Migration
-from rlhfless_operator.planner.moves.switching import is_worth_switching
+from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, plan_generation
@@ -166,12 +165,6 @@ class CostModel:
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
         return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
 
-    def is_worth_switching(self, actor: Actor) -> bool:
-        """Return whether an actor has enough left to decode that newer weights are worth a cut."""
-        unknown = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS) + self.history.mean(WEIGHTS)
-        pause = self.history.mean("pause/switch", unknown)
-        return is_worth_switching(actor, self.latency, pause, 0 if self._spec.keeps_kv_cache else None)
-
     def restart_seconds(self, steps: int) -> float:
         """Return the seconds until a fresh learner can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
@@ -267,8 +260,6 @@ class CostModel:
             self.history.add(UNABLE, 1.0)
         for pause in generation.pauses:
             self.history.add("pause", pause)
-        for pause in generation.switch_pauses:
-            self.history.add("pause/switch", pause)
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
         if preparation.seconds and tokens:
             self.history.add("preparation/token", preparation.seconds / tokens)

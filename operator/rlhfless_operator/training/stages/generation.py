@@ -3,8 +3,7 @@
 One mechanism serves a chosen move, a killed instance, a drained one and a broken connection. The rest of an actor's
 samples goes into a new request, which finds everything that was published in the sinks of the earlier ones. An instance
 takes one request at a time. So to gather samples on a running actor, it and the others are cut, and one request asks
-for all of them. Newer weights in the middle of a rollout work the same way: the actor is cut, and a new request asks
-for the rest with them.
+for all of them. Rollouts whose responses go on with newer weights have live actors instead (`live_actors`).
 """
 
 import asyncio
@@ -14,16 +13,24 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from rlhfless_functions.api import DecodeCounts, Done, Event, GenerationRequest, Partial, Progress, Samples, SampleTask
+from rlhfless_functions.api import (
+    DecodeCounts,
+    Done,
+    Event,
+    GenerationRequest,
+    Partial,
+    Progress,
+    Samples,
+    SampleTask,
+    WeightsReference,
+)
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.planner.moves.migration import Actor as ActorView
 from rlhfless_operator.planner.moves.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.actor_pool import Actor, ActorPool, Heard, key_of
 from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
 from rlhfless_operator.training.actors.moves import MoveInProgress
-from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.actors.sinks import SinkIndex
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import check_retry
@@ -46,10 +53,8 @@ class GenerationSettings:
     """Tokens of a prompt."""
     make_request: Callable[[ActorAttempt], GenerationRequest]
     """The request of an actor's attempt."""
-    weights: SamplingWeights
+    weights: WeightsReference
     """Weights that requests sample with."""
-    is_worth_switching: Callable[[ActorView], bool]
-    """Returns whether an actor with older weights is cut to continue with newer ones."""
     look_seconds: float = LOOK_SECONDS
     """Least seconds between two questions to the migration."""
 
@@ -174,14 +179,11 @@ class _Stage:
         sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
         keys = [key_of(sample) for sample in actor.samples]
         places = self._sinks.places(keys)
-        actor.takes(self._settings.weights.now)
-        assert actor.weights is not None
+        weights = self._settings.weights
         attempt = ActorAttempt(
-            actor.name, actor.attempts, actor.weights, actor.samples, sink, places.resume_from, places.known_until
+            actor.name, actor.attempts, weights, actor.samples, sink, places.resume_from, places.known_until
         )
         request = self._settings.make_request(attempt)
-        upcoming = [each.weights.version for each in request.next_weights]
-        actor.last_announced = max(upcoming, default=actor.weights.version)
         self._outcome.sinks.append(sink)
         self._sinks.opened(sink, keys)
         actor.attempts += 1
@@ -217,7 +219,6 @@ class _Stage:
             heard.now(lengths)
             if event.room is not None:
                 self._outcome.has_room(event.room)
-            actor.prefetched_version = event.prefetched_version
             heard.decoding = event.decoding
             self._migration.progressed(actor.name, lengths)
         elif isinstance(event, Samples):
@@ -234,19 +235,17 @@ class _Stage:
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
             heard.prefixes = event.result.get("shared_prefixes", {})
         if actor.cut_at is not None and heard.first < math.inf:
-            pauses = self._outcome.switch_pauses if actor.has_switched else self._outcome.pauses
-            pauses.append(heard.first - actor.cut_at)
+            self._outcome.pauses.append(heard.first - actor.cut_at)
             actor.cut_at = None
         self._on_event(actor.name, event)
 
     # --- chosen cuts ---
 
     def _look(self) -> None:
-        """Ask whether samples should move or continue with newer weights; if so, cut every actor involved."""
+        """Ask whether samples should move; if so, cut every actor involved."""
         now, look_seconds = time.monotonic(), self._settings.look_seconds
         if not self._move.may_look(now):
             return
-        self._switch(now)
         if any(actor.cut_at is not None or not actor.has_instance for actor in self._pool):
             # An actor that was cut and has not resumed yet would only read the same parts once more. One that waits for
             # an instance can neither be cut nor given more.
@@ -255,23 +254,6 @@ class _Stage:
         self._move.begin(self._migration.decide(now), now, look_seconds)
         for name in self._move.involved:
             self._outcome.cuts += _cut(self._pool[name], now)
-
-    def _switch(self, now: float) -> None:
-        """Cut actors that have enough left for newer weights and need not wait for them. They resume by themselves."""
-        weights = self._settings.weights.now
-        behind = [
-            (actor, view)
-            for actor in self._pool
-            if actor.weights not in (None, weights)
-            and actor.cut_at is None
-            and actor.is_ready_for(weights)
-            and (view := self._migration.actors.get(actor.name)) is not None
-        ]
-        if behind:
-            self._migration.assess()
-        for actor, view in behind:
-            if self._settings.is_worth_switching(view):
-                self._outcome.switches += _cut(actor, now)
 
     def _regroup(self) -> None:
         """Hand the samples over and resume, once every actor of the moves has published what it had."""

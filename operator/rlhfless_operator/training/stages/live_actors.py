@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import (
@@ -43,6 +43,9 @@ from rlhfless_operator.training.requests.tasks import check_retry
 
 WINDOW_SECONDS = 5.0
 """Least seconds of generation from which the instances' speed is learnt."""
+LONGEST_SECONDS = 300.0
+"""Seconds after which an actor is cut, and another one goes on with its samples. Clusters limit the length of a
+request, by default to twice as long (`knative.requestTimeout`)."""
 
 
 @dataclass(eq=False)
@@ -84,6 +87,8 @@ class LiveActor:
     """Reports since the last measurement."""
     heard_counts: DecodeCounts = field(default_factory=DecodeCounts)
     """Counts at the last measurement."""
+    is_drained: bool = False
+    """Whether its instance ended before it had finished any sample."""
     has_finished: bool = False
     """Whether it has finished any sample."""
 
@@ -272,10 +277,12 @@ class LiveActors:
                 await part.turn()
                 if (request := self._first_request(actor)) is None:
                     return
-                async with aclosing(self._platform.run(request)) as events:
-                    async for event in events:
-                        self._take(actor, event)
-                if actor.takes_more and not actor.has_finished:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LONGEST_SECONDS), aclosing(self._platform.run(request)) as events:
+                        async for event in events:
+                            self._take(actor, event)
+                        actor.is_drained = actor.takes_more and not actor.has_finished
+                if actor.is_drained:
                     error = InstanceLostError("the instance was drained before it finished a sample")
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure

@@ -1,5 +1,6 @@
 """The generation of a rollout by the live actors of its job."""
 
+import math
 from collections.abc import AsyncGenerator
 
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
@@ -69,7 +70,7 @@ async def generate_live(
         on_event=on_event,
     )
     rollout = LiveRollout(_groups(run, plan), outcome, settings)
-    async with live.generating(rollout, len(plan.shares), max(map(len, plan.shares))):
+    async with live.generating(rollout, len(plan.shares), math.ceil(sum(map(len, plan.shares)) / len(plan.shares))):
         while (group := await rollout.complete.get()) is not None:
             yield group
     if rollout.error is not None:

@@ -308,8 +308,7 @@ def _generation_settings(
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
         make_request=make_request,
-        weights=weights,
-        is_worth_switching=run.cost_model.is_worth_switching,
+        weights=weights.begun,
     )
 
 
