@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1
 """Longest wait for a line while the batch is empty."""
+PLACES_SHARE = 0.05
+"""Least time between two reports that places have become free, as a share of that between two reports of all."""
 _READERS = 4
 
 Load = Callable[[NextWeights, Sequence[NextWeights]], WeightsFetched]
@@ -106,6 +108,9 @@ class LiveBatch:
         """Counts of the runs before this one."""
         self._decoded: Counter[str] = Counter()
         self._told_room = False
+        self._received = 0
+        self._told_places = (0, 0)
+        """Running and waiting samples at the last report."""
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="shares")
 
     def run(self) -> GenerationResult:
@@ -133,7 +138,8 @@ class LiveBatch:
         return self._result()
 
     def _decode(self) -> None:
-        told, settled = self._clock(), self._prefetcher.settled
+        told = told_places = self._clock()
+        settled = self._prefetcher.settled
         try:
             while self._context.stop_reason is None:
                 self._hear()
@@ -145,8 +151,12 @@ class LiveBatch:
                 for share in self._shares.values():
                     share.flush(now)
                 if now - told >= self._request.progress_seconds or self._prefetcher.settled != settled:
-                    told, settled = now, self._prefetcher.settled
+                    told = told_places = now
+                    settled = self._prefetcher.settled
                     self._tell()
+                elif now - told_places >= self._request.progress_seconds * PLACES_SHARE and self._places_changed:
+                    told_places = now
+                    self._tell(lengths=False)
         except NonFiniteLogitsError as error:
             raise diverged(error, self._request.key.step, self._version) from error
         finally:
@@ -155,6 +165,11 @@ class LiveBatch:
                 self._close(sink, told=self._context.stop_reason is None, ends=True)
             if self._run is not None:
                 self._run.close()
+
+    @property
+    def _places_changed(self) -> bool:
+        run = self._run
+        return run is not None and (run.running, run.waiting) != self._told_places
 
     @property
     def _is_over(self) -> bool:
@@ -218,6 +233,7 @@ class LiveBatch:
                     tasks = share.add(line.samples, read.prompts, read.earlier)
                 else:
                     return
+                self._received += len(line.request.samples if isinstance(line, Join) else line.samples)
                 self._admit(sink, tasks, joins=isinstance(line, Join))
         except TaskError as error:
             self._fail(sink, error)
@@ -352,18 +368,19 @@ class LiveBatch:
         counts = self._decoded + Counter(self._run.decoding().model_dump())
         return self._before + self._run.computed, DecodeCounts.model_validate(counts)
 
-    def _tell(self, fetched: WeightsFetched | None = None, *, room: bool = False) -> None:
+    def _tell(self, fetched: WeightsFetched | None = None, *, room: bool = False, lengths: bool = True) -> None:
         run, (computed, decoding) = self._run, self._now()
-        running = run.running if run is not None else 0
+        self._told_places = running, waiting = (run.running, run.waiting) if run is not None else (0, 0)
         progress = Progress(
             finished=self._total.finished,
             running=running,
-            waiting=len(self._tasks) - running,
+            waiting=waiting,
             tokens=computed.response,
-            lengths=run.lengths() if run is not None else [],
+            lengths=run.lengths() if run is not None and lengths else [],
             decoding=decoding,
             prefetched_version=self._prefetcher.settled,
             version=self._version,
+            received=self._received,
         )
         if fetched is not None:
             progress = progress.model_copy(update={"weights_bytes": fetched_bytes(self._request, fetched)})

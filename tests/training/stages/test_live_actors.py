@@ -74,7 +74,11 @@ class LivePlatform:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
 
+        received = 0
+
         def join(sink: str, samples: list[SampleTask]) -> list[Event]:
+            nonlocal received
+            received += len(samples)
             events: list[Event] = []
             for sample in samples:
                 key = (int(sink.split("/")[1]), sample.prompt, sample.index)
@@ -124,7 +128,6 @@ class LivePlatform:
                         yield event
                     await asyncio.sleep(0)
                 self.loads.append((len(batch), self.waits() if callable(self.waits) else 0))
-                yield Progress(finished=0, running=len(batch), waiting=0, tokens=0, version=version)
                 for key in list(batch):
                     if key not in batch:
                         continue
@@ -135,8 +138,12 @@ class LivePlatform:
                         yield finish(key)
                     if self.chance.random() < self.loss / 8:
                         raise InstanceLostError("killed")
+                yield Progress(finished=0, running=len(batch), waiting=0, tokens=0, version=version, received=received)
                 if self.chance.random() < self.drain / 8:
                     break
+                # Lines arrive before the next pass.
+                for _ in range(4):
+                    await asyncio.sleep(0)
             yield Done(result={})
         finally:
             reading.cancel()
@@ -275,7 +282,7 @@ async def test_an_evaluation_that_waits_gets_the_next_actors_instance() -> None:
 async def test_an_actor_is_cut_before_its_request_is_too_long_and_another_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    platform = LivePlatform(random.Random(6), left={(1, 0, index): 200 for index in range(4)})
+    platform = LivePlatform(random.Random(6), left={(1, 0, index): 5000 for index in range(4)})
     monkeypatch.setattr(live_actors, "LONGEST_SECONDS", 0.02)
     rollout = rollout_of(1, 1, retries=0)
     (group,) = await asyncio.wait_for(generate(actors_on(platform, [0]), rollout, actors=1), 60)

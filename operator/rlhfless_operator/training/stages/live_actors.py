@@ -72,6 +72,12 @@ class LiveActor:
     """Whether samples may still join it."""
     waiting: int = 0
     """Samples that wait in its instance, as it reports."""
+    reported: int = 0
+    """Samples in its instance, as it reports."""
+    sent: int = 0
+    """Samples that it was given so far."""
+    received: int = 0
+    """Samples that its instance has taken in so far, as it reports."""
     started: Started | None = None
     version: int = -1
     """Version that its instance reports to decode with."""
@@ -96,6 +102,11 @@ class LiveActor:
     def load(self) -> int:
         """Number of its unfinished samples."""
         return sum(len(share.samples) for share in self.shares.values())
+
+    @property
+    def busy(self) -> int:
+        """Number of places that are taken. An instance reports a finished sample before it is published."""
+        return self.reported + self.sent - self.received
 
     def is_ready_for(self, weights: WeightsReference) -> bool:
         """Return whether it can go on with these weights without waiting for its instance to fetch them.
@@ -173,6 +184,11 @@ class LiveActors:
             self._deal()
             self._report(rollout.outcome)
 
+    @property
+    def running(self) -> int:
+        """Number of actors."""
+        return len(self._actors)
+
     async def room(self, *, beside: int) -> None:
         """Wait until rollout `beside` has begun, and a group more would begin at once."""
         while self._newest < beside or self._waiting or not self._has_place:
@@ -213,7 +229,7 @@ class LiveActors:
         self._changed.set()
 
     def _least_loaded(self, samples: int) -> LiveActor | None:
-        """Return the actor with the fewest samples that has places for so many more; None if none has."""
+        """Return the actor with the fewest samples in its batch that has places for so many more; None if none has."""
         able = [
             actor
             for actor in self._actors
@@ -221,9 +237,9 @@ class LiveActors:
             and actor.started is not None
             and actor.takes_more
             and not actor.waiting
-            and (actor.load + samples <= self._places or not actor.load)
+            and (actor.busy + samples <= self._places or not actor.busy)
         ]
-        return min(able, key=lambda actor: actor.load, default=None)
+        return min(able, key=lambda actor: actor.busy, default=None)
 
     def _yield_to_others(self) -> None:
         """Let no more samples join actors that are too many, or whose instances others wait for."""
@@ -254,6 +270,7 @@ class LiveActors:
             share = actor.shares[sink] = _Share(rollout)
             actor.request.send(Join(request=request))
         share.samples |= {key_of(sample): sample for sample in samples}
+        actor.sent += len(samples)
 
     def _open(self) -> None:
         actor = LiveActor(f"actor-{next(self._numbers):04d}")
@@ -306,6 +323,7 @@ class LiveActors:
         live = LiveBatch(sequences=self._places, prompt_tokens=self._prompt_tokens)
         actor.request = LiveRequest.of(request.model_copy(update={"live": live}))
         actor.shares[sink] = _Share(rollout, {key_of(sample): sample for sample in samples})
+        actor.sent = len(samples)
         self._is_told(actor, weights, request.next_weights)
         return actor.request
 
@@ -349,6 +367,7 @@ class LiveActors:
             actor.started = event
         elif isinstance(event, Progress):
             actor.waiting, actor.prefetched = event.waiting, event.prefetched_version
+            actor.reported, actor.received = event.running + event.waiting, event.received or 0
             self._count_passes(actor, event.decoding)
             if event.room is not None:
                 self._measured.has_room(event.room)
@@ -359,7 +378,8 @@ class LiveActors:
                 if actor.told_at is not None:
                     self._measured.switch_pauses.append(time.monotonic() - actor.told_at)
                     actor.told_at = None
-            self._hear(actor, event)
+            if event.lengths:
+                self._hear(actor, event)
         elif isinstance(event, Done):
             self._measured.done(event)
             self._count_passes(actor, DecodeCounts.model_validate(event.result.get("decoding", {})))
