@@ -9,7 +9,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, JournalledPiece, StepSettings, TaskKey, WeightsReference, piece_uri
+from rlhfless_functions.api import (
+    BatchReference,
+    JournalledPiece,
+    SaveRequest,
+    SaveResult,
+    StepSettings,
+    TaskKey,
+    WeightsReference,
+    piece_uri,
+)
 from rlhfless_functions.api.metrics import LEARNING_METRICS
 from rlhfless_functions.data.rollouts import PreparedSample, VersionSpan, write_prepared
 from rlhfless_functions.learning import learner as learner_module
@@ -84,6 +93,11 @@ def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(kind: str, tmp_pat
             assert_equal(job.published(step, where), job.published(step))
 
 
+def save_of(job: Job, version: int) -> SaveRequest:
+    key = TaskKey(job_uid="job", step=version, stage="learning", part="save", attempt=0)
+    return SaveRequest(key=key, result="r", version=version, checkpoint=str(job.folder / "saved"))
+
+
 def test_the_state_in_memory_is_used_where_it_fits_and_only_there(job: Job) -> None:
     first, second = job.undisturbed(2)
     assert "seconds/load" in first.metrics
@@ -97,6 +111,34 @@ def test_the_state_in_memory_is_used_where_it_fits_and_only_there(job: Job) -> N
     anew = learner.run(job.request(2, "another", key=key), context())
     assert "seconds/load" in anew.metrics, "its state is of another job"
     assert_equal(job.published(2, "another"), job.published(2))
+
+
+def test_a_learner_that_is_to_be_let_go_saves_its_state_and_another_goes_on_without_repeating_a_step(job: Job) -> None:
+    job.undisturbed(3)
+    first = Learner()
+    for step in (1, 2):
+        first.run(job.request(step, "first"), context())
+    saved = first.run(save_of(job, 2), context())
+    assert isinstance(saved, SaveResult)
+    assert artifacts.is_published(saved.checkpoint)
+    fresh = job.request(3, "fresh").model_copy(
+        update={"checkpoint": saved.checkpoint, "checkpoint_step": 2, "replay": []}
+    )
+    Learner().run(fresh, context())
+    assert_equal(job.published(3, "fresh"), job.published(3))
+    stayed = first.run(job.request(3, "stayed"), context())
+    assert "seconds/load" not in stayed.metrics, "the state stays in memory"
+    assert_equal(job.published(3, "stayed"), job.published(3))
+
+
+def test_only_the_version_in_memory_is_saved(job: Job) -> None:
+    learner = Learner()
+    with pytest.raises(TaskError, match="does not hold version 1"):
+        learner.run(save_of(job, 1), context())
+    learner.run(job.request(1), context())
+    with pytest.raises(TaskError, match="does not hold version 2"):
+        learner.run(save_of(job, 2), context())
+    assert not artifacts.exists(str(job.folder / "saved"))
 
 
 @pytest.mark.parametrize("polls", [0, 1])

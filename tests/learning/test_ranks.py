@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import WeightsReference
+from rlhfless_functions.api import SaveRequest, TaskKey, WeightsReference
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -105,6 +105,26 @@ def test_two_processes_take_the_steps_that_one_takes(
             if not name.startswith(("seconds", "weights/bytes", "tokens/shared")):
                 assert together.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
     assert "seconds/load" not in together.metrics
+
+
+def test_processes_save_their_parts_of_the_state_together(tmp_path: Path, tiny_model: Path) -> None:
+    job = make_job("ppo", tmp_path, tiny_model)
+    job.given |= with_processes(job, 2)
+    key = TaskKey(job_uid="job", step=2, stage="learning", part="save", attempt=0)
+    checkpoint = str(tmp_path / "saved")
+    first, fresh = Learner(), Learner()
+    try:
+        for step in (1, 2):
+            job.weights.append(first.run(job.request(step), context()).weights)
+        first.run(SaveRequest(key=key, result="r", version=2, checkpoint=checkpoint), context())
+        first.run(job.request(3), context())
+        first.close()
+        given = {"checkpoint": checkpoint, "checkpoint_step": 2, "replay": []}
+        fresh.run(job.request(3, "fresh").model_copy(update=given), context())
+    finally:
+        first.close()
+        fresh.close()
+    assert_equal(job.published(3, "fresh"), job.published(3))
 
 
 def test_ratios_are_one_on_every_rank_before_anything_is_learnt(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ from rlhfless_functions.api import (
     LearnRequest,
     PrepareRequest,
     SampleTask,
+    SaveRequest,
     TaskKey,
+    WeightsReference,
     piece_uri,
 )
 from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 from rlhfless_functions.learning import pieces
 from rlhfless_functions.learning.pieces import LetGoError
-from rlhfless_functions.runtime.task import TaskContext
+from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.serving.emulation import EmulatedLearner, EmulatedPreparer
 from rlhfless_functions.settings import SamplingSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
@@ -66,6 +69,8 @@ def emulation(tmp_path: Path) -> EmulationSettings:
         preparation_load_seconds=2.0,
         learning_token_seconds=1.0,
         learning_move_seconds=4.0,
+        learning_load_seconds=3.0,
+        learning_store_seconds=18.0,
         time_scale=0.5,
     )
 
@@ -76,10 +81,20 @@ def prepare() -> PrepareRequest:
     return PrepareRequest.model_construct(key=key, samples=SAMPLES, sampling=sampling, sink="s")
 
 
-def learn() -> LearnRequest:
+def batch_of(step: int) -> BatchReference:
+    return BatchReference(step=step, parts=[], samples=SAMPLES)
+
+
+def learn(step: int = 1, **given: Any) -> LearnRequest:
     sampling = SamplingSettings(max_prompt_tokens=100, max_response_tokens=100)
-    batch = BatchReference(step=1, parts=[], samples=SAMPLES)
-    return LearnRequest.model_construct(batch=batch, sampling=sampling, publish="w")
+    base = WeightsReference(version=step - 1, uri="w")
+    fields = {"batch": batch_of(step), "base": base, "checkpoint": None, "replay": [], **given}
+    return LearnRequest.model_construct(**fields, sampling=sampling, publish="w")
+
+
+def save(version: int) -> SaveRequest:
+    key = TaskKey(job_uid="u", step=version, stage="learning", part="save", attempt=0)
+    return SaveRequest(key=key, result="r", version=version, checkpoint="c")
 
 
 def seconds_of(clock: Clock, task: Callable[[TaskContext], object], *, asleep: bool) -> tuple[float, list[float]]:
@@ -115,7 +130,7 @@ def test_learning_takes_its_time_for_each_piece_and_goes_on_after_it_was_let_go(
     publish(0)
     with pytest.raises(LetGoError):
         learner.run(request, letting_go)
-    assert clock.now == pytest.approx(0.5 * TOKENS + pieces.LOOK_SECONDS)
+    assert clock.now == pytest.approx(0.5 * (3.0 + TOKENS) + pieces.LOOK_SECONDS)
     publish(1)
     begun = clock.now
     result = learner.run(request, TaskContext(emit=lambda event: None))
@@ -146,10 +161,37 @@ def test_preparation_reads_its_models_before_its_first_task_and_after_each_sleep
 def test_a_learners_state_goes_to_the_hosts_memory_and_comes_back(clock: Clock, emulation: EmulationSettings) -> None:
     learner = EmulatedLearner(emulation)
 
+    learner.run(learn(1), TaskContext(emit=lambda event: None))
+
     def run(context: TaskContext) -> None:
-        learner.run(learn(), context)
+        learner.run(learn(2), context)
 
     work, move = 0.5 * TOKENS, 0.5 * 4.0
-    assert seconds_of(clock, run, asleep=False) == (pytest.approx(work), [])
     assert seconds_of(clock, lambda context: learner.sleep(), asleep=False) == (pytest.approx(move), [])
     assert seconds_of(clock, run, asleep=True) == (pytest.approx(work + move), [pytest.approx(move)])
+
+
+def test_a_fresh_learner_reads_the_checkpoint_and_repeats_the_steps_since(
+    clock: Clock, emulation: EmulationSettings
+) -> None:
+    learner, context = EmulatedLearner(emulation), TaskContext(emit=lambda event: None)
+    first = learner.run(learn(1), context)
+    assert first.metrics["seconds/load"] == pytest.approx(0.5 * 3.0), "the model as given"
+    second = learner.run(learn(2), context)
+    assert "seconds/load" not in second.metrics
+    assert clock.now == pytest.approx(0.5 * (3.0 + 2 * TOKENS))
+    begun = clock.now
+    fresh = EmulatedLearner(emulation).run(learn(3, checkpoint="c", replay=[batch_of(2)]), context)
+    assert clock.now - begun == pytest.approx(0.5 * (18.0 + 2 * TOKENS))
+    assert fresh.metrics["seconds/load"] == pytest.approx(0.5 * 18.0)
+    assert fresh.metrics["seconds/replay"] == pytest.approx(0.5 * TOKENS)
+
+
+def test_a_checkpoint_takes_its_time_with_a_step_and_by_itself(clock: Clock, emulation: EmulationSettings) -> None:
+    learner, context = EmulatedLearner(emulation), TaskContext(emit=lambda event: None)
+    learner.run(learn(1, save_checkpoint="c"), context)
+    assert clock.now == pytest.approx(0.5 * (3.0 + TOKENS + 18.0))
+    saved = learner.run(save(1), context)
+    assert saved.seconds == pytest.approx(0.5 * 18.0)
+    with pytest.raises(TaskError, match="does not hold version 2"):
+        learner.run(save(2), context)

@@ -70,6 +70,7 @@ from rlhfless_functions.api.requests import (
     PrepareRequest,
     Prompting,
     RunRequest,
+    SaveRequest,
     SharedPrefix,
     SharedPrefixes,
     StepSettings,
@@ -87,4 +88,5 @@ from rlhfless_functions.api.results import (
     MaterializeResult,
     PrepareResult,
     SampledTokens,
+    SaveResult,
 )

@@ -352,6 +352,16 @@ class Prompting(Message):
     """Strings that ended a response."""
 
 
+class SaveRequest(BaseRequest):
+    """Learning: write the state in memory as a checkpoint, so that the learner can be let go."""
+
+    task: Literal["save"] = "save"
+    version: int
+    """Version of the state; an instance with another one fails."""
+    checkpoint: str
+    """URI of the checkpoint."""
+
+
 class ExportRequest(BaseRequest):
     """Learning: publish one weights version as a Hugging Face folder for the user."""
 
@@ -367,7 +377,8 @@ class ExportRequest(BaseRequest):
 
 
 RunRequest = Annotated[
-    MaterializeRequest | GenerationRequest | PrepareRequest | LearnRequest | ExportRequest, Field(discriminator="task")
+    MaterializeRequest | GenerationRequest | PrepareRequest | LearnRequest | SaveRequest | ExportRequest,
+    Field(discriminator="task"),
 ]
 
 _REQUEST: TypeAdapter[RunRequest] = TypeAdapter(RunRequest)

@@ -171,6 +171,14 @@ class LearnResult(Message):
     metrics: dict[str, float]
 
 
+class SaveResult(Message):
+    """The checkpoint of a learner that may be let go."""
+
+    checkpoint: str
+    seconds: float
+    """Seconds of writing it."""
+
+
 class ExportResult(Message):
     """The exported folder."""
 

@@ -23,11 +23,13 @@ from rlhfless_functions.api import (
     LearnRequest,
     LearnResult,
     Learnt,
+    SaveRequest,
+    SaveResult,
     WeightsReference,
 )
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.learning.batch import TrainingBatch, read_batch
-from rlhfless_functions.learning.checkpoints import restore_checkpoint
+from rlhfless_functions.learning.checkpoints import restore_checkpoint, save_checkpoint
 from rlhfless_functions.learning.meeting import Held, ends_where_stuck, meet
 from rlhfless_functions.learning.offload import move
 from rlhfless_functions.learning.outputs import export, publish, published_bytes, result_of, version_of
@@ -74,8 +76,10 @@ class Learner:
         """
         self._loaded = model, weights, load_master_weights(model, weights)
 
-    def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
-        """Take a training step and publish its results, or export a weights version.
+    def run(
+        self, request: LearnRequest | SaveRequest | ExportRequest, context: TaskContext
+    ) -> LearnResult | SaveResult | ExportResult:
+        """Take a training step and publish its results, save the state, or export a weights version.
 
         A step that is cut after `Learnt` is published nevertheless.
 
@@ -87,6 +91,8 @@ class Learner:
             if isinstance(request, ExportRequest):
                 context.awake()
                 return export(request)
+            if isinstance(request, SaveRequest):
+                return self._save(request)
             # Check before instances meet: one that refuses later would leave the others waiting.
             step = check_steps(request)
             with ends_where_stuck(request.gang, context):
@@ -151,6 +157,18 @@ class Learner:
             self._team.end()
             self._team, self._ranks, self._state, self._begun = None, Ranks(), None, None
 
+    def _save(self, request: SaveRequest) -> SaveResult:
+        """Write the state in memory as a checkpoint. It stays in memory."""
+        started, state = time.monotonic(), self._state
+        if state is None or (state.job_uid, state.version) != (request.key.job_uid, request.version):
+            raise TaskError("bad_request", f"version: this learner does not hold version {request.version}")
+        if self._ranks.instances > 1:
+            raise TaskError("bad_request", "version: instances that learn together save with a step only")
+        if self._team is not None and not self._follows:
+            self._team.tell(request.model_dump_json())
+        save_checkpoint(request.checkpoint, state)
+        return SaveResult(checkpoint=request.checkpoint, seconds=time.monotonic() - started)
+
     def _call_ranks(self, request: LearnRequest, context: TaskContext) -> None:
         """Start the processes that the request needs, here and in other instances, and send them the request."""
         if self._follows:
@@ -186,7 +204,7 @@ class Learner:
             return None
         return Held(seat.group, seat.rank // (seat.of_instance or 1), f"{state.job_uid}/{state.version}")
 
-    def _failure(self, request: LearnRequest | ExportRequest, error: Exception) -> TaskError | None:
+    def _failure(self, request: LearnRequest | SaveRequest | ExportRequest, error: Exception) -> TaskError | None:
         """Return the error of another rank that explains an error here; None if no rank has ended."""
         told = self._team.failure() if self._team is not None else None
         if told is None and self._ranks.instances > 1 and isinstance(error, RuntimeError):

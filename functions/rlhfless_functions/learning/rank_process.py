@@ -17,7 +17,7 @@ from typing import TextIO
 
 import torch
 
-from rlhfless_functions.api import LearnRequest
+from rlhfless_functions.api import LearnRequest, SaveRequest, parse_request
 from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import LetGoError
@@ -60,7 +60,8 @@ def _follow(folder: Path, threads: int, reports: TextIO) -> None:
             if line.strip() == SLEEP:
                 learner.sleep()
                 continue
-            request = LearnRequest.model_validate_json((folder / line.strip()).read_text())
+            request = parse_request((folder / line.strip()).read_bytes())
+            assert isinstance(request, LearnRequest | SaveRequest)
             with contextlib.suppress(LetGoError):
                 learner.run(request, TaskContext(emit=lambda event: None))
         except TaskError as error:

@@ -20,6 +20,8 @@ from rlhfless_functions.api import (
     PrepareRequest,
     PrepareResult,
     SampleTask,
+    SaveRequest,
+    SaveResult,
     Stage,
     WeightsReference,
 )
@@ -133,19 +135,29 @@ class EmulatedLearner(_Emulated):
         super().__init__(emulation)
         self._begun: tuple[str, int, int] | None = None
         """The interrupted step, and the number of its finished pieces and samples."""
+        self._version: int | None = None
+        """The version of the weights in memory."""
 
     def sleep(self) -> None:
         """Take the time of moving the state to the host's memory."""
         time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
 
-    def run(self, request: LearnRequest | ExportRequest, context: TaskContext) -> LearnResult | ExportResult:
-        """Take the time of a training step."""
+    def run(
+        self, request: LearnRequest | SaveRequest | ExportRequest, context: TaskContext
+    ) -> LearnResult | SaveResult | ExportResult:
+        """Take the time of a training step, or of writing the state."""
         if isinstance(request, ExportRequest):
             return ExportResult(uri=request.destination)
         emulation, waited, begun = self._emulation, 0.0, time.monotonic()
+        if isinstance(request, SaveRequest):
+            if self._version != request.version:
+                raise TaskError("bad_request", f"version: this learner does not hold version {request.version}")
+            self._take(emulation.learning_store_seconds, context)
+            return SaveResult(checkpoint=request.checkpoint, seconds=time.monotonic() - begun)
         if context.asleep:
             self._wait(emulation.learning_move_seconds, context)
         context.awake()
+        seconds = self._take_up(request, context)
         training = time.monotonic()
         if request.following is None:
             tokens = self._learn(request, request.batch.samples, context)
@@ -153,14 +165,34 @@ class EmulatedLearner(_Emulated):
             tokens, waited = self._follow(request, request.following, context)
         trained = time.monotonic() - training - waited
         self._take(emulation.update_seconds, context)
+        if request.save_checkpoint is not None:
+            self._take(emulation.learning_store_seconds, context)
         critic, step = request.publish_critic, request.batch.step
-        metrics = {"seconds/train": trained, "seconds": time.monotonic() - begun, "tokens": float(tokens)}
+        self._version = step
+        seconds |= {"seconds/train": trained, "seconds": time.monotonic() - begun}
+        metrics = {**seconds, "tokens": float(tokens)}
         return LearnResult(
             weights=WeightsReference(version=step, uri=request.publish),
             critic=WeightsReference(version=step, uri=critic) if critic else None,
             checkpoint=request.save_checkpoint,
             metrics=metrics | ({} if request.following is None else {"seconds/wait": waited}),
         )
+
+    def _take_up(self, request: LearnRequest, context: TaskContext) -> dict[str, float]:
+        """Load the state that the step starts from and repeat the steps since, unless it is in memory; return the
+        seconds of both."""
+        held, self._version = self._version, None
+        if held == request.base.version:
+            return {}
+        begun, emulation = time.monotonic(), self._emulation
+        fresh = request.checkpoint is None
+        self._take(emulation.learning_load_seconds if fresh else emulation.learning_store_seconds, context)
+        loaded = time.monotonic()
+        for earlier in request.replay:
+            longest = request.sampling.max_response_tokens
+            tokens = self._tokens(earlier.step, earlier.samples, longest)
+            self._take(tokens * emulation.learning_token_seconds, context)
+        return {"seconds/load": loaded - begun, "seconds/replay": time.monotonic() - loaded}
 
     def _learn(self, request: LearnRequest, samples: Sequence[SampleTask], context: TaskContext) -> int:
         tokens = self._tokens(request.batch.step, samples, request.sampling.max_response_tokens)
@@ -178,6 +210,6 @@ class EmulatedLearner(_Emulated):
                 tokens += self._learn(request, piece.samples, context)
                 pieces, samples = pieces + 1, samples + len(piece.samples)
         except LetGoError:
-            self._begun = folder, pieces, samples
+            self._begun, self._version = (folder, pieces, samples), request.base.version
             raise
         return tokens, journal.waited_seconds

@@ -46,6 +46,10 @@ class EmulationSettings(Settings):
     """Seconds to read the models of preparation, before its first task and after each sleep."""
     learning_move_seconds: float = Field(default=0.0, ge=0)
     """Seconds to move the learner's state between its GPUs and the host's memory, one way: to sleep or to wake."""
+    learning_load_seconds: float = Field(default=0.0, ge=0)
+    """Seconds to load the model into a fresh learner that starts from no checkpoint."""
+    learning_store_seconds: float = Field(default=0.0, ge=0)
+    """Seconds to write the learner's state to the store as a checkpoint, or to read it from there."""
     update_seconds: float = Field(default=0.0, ge=0)
     """Seconds for the optimizer's step and for publishing the weights."""
     time_scale: float = Field(default=1.0, gt=0)

@@ -15,6 +15,9 @@ PREPARATION_UTILISATION = 0.5
 STATE_BYTES = 12
 """Bytes of the learner's state for each trained parameter: weights and AdamW's moments in float32."""
 
+WEIGHT_BYTES = 2
+"""Bytes of published weights for each parameter: bfloat16."""
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 

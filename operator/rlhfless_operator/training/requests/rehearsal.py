@@ -4,6 +4,8 @@ from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.devices import (
+    STATE_BYTES,
+    WEIGHT_BYTES,
     find_profile,
     learning_token_seconds,
     preparation_token_seconds,
@@ -36,6 +38,8 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         drafts = measured_drafts(rehearsal.trace)
     weight_load_seconds = profile.weight_load_seconds if rehearsal.weight_load is None else rehearsal.weight_load
     learner_gpus = needed_gpus(job.spec)["learning"]
+    # Each GPU of the learner reads and writes its own part, as fast as a GPU of generation reads weights.
+    learning_load_seconds = weight_load_seconds * rehearsal.gpus / learner_gpus
     return EmulationSettings(
         trace=rehearsal.trace,
         prompts_per_step=job.spec.batch.prompts_per_step,
@@ -58,6 +62,8 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
         preparation_load_seconds=requests.passes.preparation * weight_load_seconds,
         learning_token_seconds=learning_token_seconds(shape, rehearsal.gpu, learner_gpus, requests.passes.learning),
         learning_move_seconds=state_move_seconds(shape, rehearsal.gpu, learner_gpus),
+        learning_load_seconds=learning_load_seconds,
+        learning_store_seconds=learning_load_seconds * STATE_BYTES / WEIGHT_BYTES,
         update_seconds=rehearsal.update,
         time_scale=rehearsal.time_scale,
     )
