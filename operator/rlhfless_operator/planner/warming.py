@@ -1,4 +1,4 @@
-"""The timing of instances: wake them before they are needed, and release those that have nothing to do."""
+"""The time for which instances that have nothing to do are kept."""
 
 import math
 from collections.abc import Sequence
@@ -9,33 +9,17 @@ _SLACK = 1.25
 """Factor by which an instance is kept longer than the gap to bridge, because gaps vary."""
 
 
-def wake_time(durations: Sequence[float], startup_seconds: float, *, instances: int, late_price: float) -> float:
-    """Return when to wake `instances` instances, in seconds after the running stage began.
+def kept_for(gap_seconds: float, switch_seconds: float) -> float:
+    """Return the seconds to keep an instance without work whose next work is expected in `gap_seconds`; 0 for none.
 
-    An instance that is ready too early idles. One that is ready too late delays the step. If it is ready at R and the
-    stage takes D, the cost is instances · (D − R) or late_price · (R − D). The mean cost over the durations D is least
-    where the share of durations below R is instances / (instances + late_price), the newsvendor's quantile. The
-    paper's rule, the shortest duration and a buffer, is the limit of a high late_price.
+    It is kept if its idle time costs no more than a switch. If the work is late, it is kept for the cost of a switch
+    beyond that, which by the ski-rental rule costs at most twice the best in hindsight.
 
     Args:
-        durations: seconds of the running stage in earlier steps, oldest first; the newest `WINDOW` count.
-        startup_seconds: from asking to ready.
-        late_price: instance-seconds that a second of delay is worth.
-
-    Returns:
-        Seconds; 0 (at once) if there are no durations.
+        gap_seconds: seconds until its next work.
+        switch_seconds: instance-seconds of draining and of a start-up; a delay that it causes may be charged in it.
     """
-    if startup_seconds < 0 or late_price < 0 or instances < 1:
-        raise ValueError(
-            f"startup_seconds is {startup_seconds}, late_price {late_price} and instances {instances}:"
-            f" give 0 or more, 0 or more, and at least 1"
-        )
-    recent = sorted(durations[-WINDOW:])
-    if not recent:
-        return 0.0
-    share = instances / (instances + late_price)
-    ready = recent[max(0, math.ceil(share * len(recent)) - 1)]
-    return max(0.0, ready - startup_seconds)
+    return gap_seconds + switch_seconds if gap_seconds <= switch_seconds else 0.0
 
 
 def keep_alive(gaps: Sequence[float], switch_seconds: float, *, longest: float = math.inf) -> float:

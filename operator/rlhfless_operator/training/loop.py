@@ -19,6 +19,7 @@ from rlhfless_operator.training.stages.evaluation import evaluate
 from rlhfless_operator.training.stages.export import export
 from rlhfless_operator.training.stages.learner_choice import choose_learners
 from rlhfless_operator.training.stages.learning import Learning
+from rlhfless_operator.training.stages.letting_go import LettingGo
 from rlhfless_operator.training.stages.look_ahead import look_ahead
 from rlhfless_operator.training.stages.mismatch import check_mismatch
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
@@ -70,21 +71,28 @@ async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
     # Step 0 is the evaluation of the model as given.
     is_new = journal.status.step == 0 and not journal.records
     step = 0 if run.spec.evaluation and is_new else journal.status.step + 1
-    while step <= run.prompts.total_steps:
-        check_affordable(run, journal, step)
-        rollout, learned = await take_step(run, journal, step) if step > 0 else (None, None)
-        evaluation = await evaluate(run, journal, step, learned.weights if learned else run.requests.initial)
-        await journal.commit(step, rollout, learned, evaluation, run.position)
-        step += 1
+    async with LettingGo(run, journal) as letting_go:
+        while step <= run.prompts.total_steps:
+            check_affordable(run, journal, step)
+            rollout, learned = await take_step(run, journal, step, letting_go) if step > 0 else (None, None)
+            letting_go.learnt(step)
+            weights = learned.weights if learned else run.requests.initial
+            evaluation = await evaluate(run, journal, step, weights, letting_go.consider)
+            await journal.commit(step, rollout, learned, evaluation, run.position)
+            letting_go.written_down()
+            step += 1
 
 
-async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[StepBatch, LearnResult]:
+async def take_step(
+    run: TrainingRun, journal: StepJournal, step: int, letting_go: LettingGo
+) -> tuple[StepBatch, LearnResult]:
     """Update the policy once; return the rollout's record and the new weights."""
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
     journal.enter("generation")
     await choose_learners(run, journal, step)
     policy = run.requests.weights(journal.status.weights)
-    task = RolloutTask(step, "training", SamplingWeights(policy), journal.status.critic)
+    policies = SamplingWeights(policy)
+    task = RolloutTask(step, "training", policies, journal.status.critic, on_forecast=letting_go.consider)
     async with Learning(run, journal, step) as learning:
         rollout = await roll_out(run, task, learning.expect)
         journal.enter("learning")
@@ -95,7 +103,7 @@ async def take_step(run: TrainingRun, journal: StepJournal, step: int) -> tuple[
             journal.keep_batch(step, rollout)
         run.cost_model.measured(rollout.lengths)
         run.draft_history.generated(step, rollout.lengths)
-        look_ahead(run, journal, step)
+        await look_ahead(run, journal, step, rollout.lengths)
         learned = await learning.result()
         check_mismatch(run.spec, step, {**rollout.metrics, **learned.metrics})
         return rollout, learned

@@ -71,6 +71,17 @@ class TrainingRun:
         return self.job.spec
 
     @property
+    def follows_forecasts(self) -> bool:
+        """Whether instances start and end by the forecast of each rollout. Where they sleep, they cost nothing, and in
+        an asynchronous job rollouts overlap."""
+        return self.spec.asynchronous is None and not self.capacity.sleeps
+
+    @property
+    def lets_learners_go(self) -> bool:
+        """Whether the forecast decides on learners, too. One that follows preparation has a pace of its own."""
+        return self.follows_forecasts and not self.requests.learns_in_pieces
+
+    @property
     def learner_preload(self) -> Preload:
         """Model that a fresh learner loads before it reads a checkpoint."""
         return Preload(model=self.spec.model, weights=self.requests.initial)

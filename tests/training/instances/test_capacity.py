@@ -168,18 +168,93 @@ async def test_each_instance_without_work_is_released_by_itself(make_timeline: M
 async def test_instances_are_ready_when_their_work_is_expected(make_timeline: MakeTimeline) -> None:
     time = make_timeline()
     time.history.add("startup/generation", 2.0)
-    for lead in (10.0, 10.0):
-        time.capacity.expect("generation", 4, PRELOAD, time_price=1e9)
-        await time.pass_time(lead)
-        await time.capacity.use("generation", 4, PRELOAD)
-        await time.pass_time(5)
-        await time.capacity.use("generation", 0)
-        await time.pass_time(50)
-    assert time.history.recent("lead/generation") == [10, 10]
-    # Nothing was known the first time. The second time they were expected at 65 + 10, and asked for a start-up ahead.
-    wakes = [at for at, count in time.counts("generation") if count == 4]
-    assert wakes[0] == 0
-    assert pytest.approx(65 + 10 - 2) in wakes
+    await time.capacity.expect("generation", 4, PRELOAD, within=10.0)
+    await time.pass_time(10)
+    await time.capacity.use("generation", 4, PRELOAD)
+    assert time.counts("generation") == [(10 - 2, 4), (10, 4)]
+    assert time.preloads == [PRELOAD, PRELOAD]
+    await time.capacity.close()
+
+
+async def test_a_later_forecast_corrects_the_start(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 2.0)
+    await time.capacity.expect("learning", 1, PRELOAD, within=10.0)
+    await time.pass_time(5)
+    await time.capacity.expect("learning", 1, PRELOAD, within=40.0)
+    await time.pass_time(37)
+    assert time.counts("learning") == []
+    await time.pass_time(2)
+    assert time.counts("learning") == [(5 + 40 - 2, 1)]
+    await time.capacity.close()
+
+
+async def test_what_was_started_too_early_by_more_than_a_switch_is_let_go_again(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/learning", 2.0)
+    time.history.add("draining/learning", 1.0)
+    await time.capacity.expect("learning", 1, PRELOAD, within=2.0)
+    await time.pass_time(1)
+    await time.capacity.expect("learning", 1, PRELOAD, within=4.0)
+    await time.pass_time(1)
+    assert time.counts("learning") == [(0, 1)], "it would be started again at once"
+    await time.capacity.expect("learning", 1, PRELOAD, within=50.0)
+    await time.pass_time(60)
+    assert time.counts("learning") == [(0, 1), (2, 0), (2 + 50 - 2, 1)]
+    await time.capacity.close()
+
+
+async def test_a_forecast_decides_whether_instances_without_work_stay(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 10.0)
+    await time.capacity.use("generation", 2, PRELOAD)
+    await time.capacity.next_use("generation", 8.0)
+    await time.capacity.use("generation", 1)
+    await time.pass_time(5)
+    assert time.counts("generation")[-1] == (0, 2), "the next work comes before a start would be over"
+    await time.capacity.next_use("generation", 11.0)
+    assert time.counts("generation")[-1] == (5, 1)
+    await time.capacity.use("generation", 0)
+    assert time.counts("generation")[-1] == (5, 0)
+    await time.capacity.close()
+
+
+async def test_an_instance_whose_work_is_late_is_kept_for_a_switch_more(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 10.0)
+    await time.capacity.next_use("generation", 8.0)
+    await time.capacity.use("generation", 1, PRELOAD)
+    await time.capacity.next_use("generation", 8.0)
+    await time.capacity.use("generation", 0)
+    await time.pass_time(30)
+    assert time.counts("generation")[-1] == (8 + 10, 0)
+    await time.capacity.close()
+
+
+async def test_what_others_decide_on_is_kept_until_they_do(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    await time.capacity.use("learning", 1, PRELOAD)
+    assert not time.capacity.has_idle("learning")
+    await time.capacity.use("learning", 0, undecided=True)
+    await time.pass_time(1000)
+    assert time.counts("learning")[-1] == (0, 1)
+    assert time.capacity.has_idle("learning")
+    await time.capacity.let_go("learning")
+    assert time.counts("learning")[-1] == (1000, 0)
+    assert not time.capacity.has_idle("learning")
+    await time.capacity.close()
+
+
+@pytest.mark.parametrize("options", [{"keep_alive": 600.0}, {"sleeps": True}])
+async def test_what_the_platform_keeps_or_what_sleeps_is_never_idle(
+    options: dict[str, Any], make_timeline: MakeTimeline
+) -> None:
+    time = make_timeline(**options)
+    await time.capacity.use("learning", 1, PRELOAD)
+    await time.capacity.use("learning", 0)
+    assert not time.capacity.has_idle("learning")
+    await time.capacity.next_use("learning", 1e6)
+    assert time.counts("learning")[-1][1] == (0 if "keep_alive" in options else 1)
     await time.capacity.close()
 
 
@@ -188,28 +263,26 @@ async def test_expected_instances_that_are_fewer_than_kept_change_nothing(make_t
     time.history.add("startup/generation", 100.0)
     await time.capacity.use("generation", 3)
     await time.capacity.use("generation", 0)
-    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.expect("generation", 2, PRELOAD, within=50.0)
     await time.pass_time(1)
-    assert time.counts("generation")[-1] == (0, 3)
+    assert {count for _, count in time.counts("generation")} == {3}
     await time.capacity.close()
 
 
 async def test_what_works_already_is_not_expected(make_timeline: MakeTimeline) -> None:
     time = make_timeline(keep_alive=0.0)
     await time.capacity.use("learning", 1)
-    time.capacity.expect("learning", 1, PRELOAD, time_price=1.0)
+    await time.capacity.expect("learning", 1, PRELOAD, within=1.0)
     await time.pass_time(10)
     await time.capacity.use("learning", 0)
     await time.pass_time(10)
     assert time.counts("learning")[-1] == (10, 0)
-    assert time.history.recent("lead/learning") == []
     await time.capacity.close()
 
 
 async def test_nothing_is_asked_for_after_the_end(make_timeline: MakeTimeline) -> None:
     time = make_timeline()
-    time.history.add("lead/generation", 10.0)
-    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.expect("generation", 2, PRELOAD, within=10.0)
     await time.capacity.close()
     await time.pass_time(100)
     assert time.holds == []
@@ -252,7 +325,7 @@ async def test_instances_that_were_expected_are_not_wanted_once_a_stage_is_finis
     make_timeline: MakeTimeline,
 ) -> None:
     time = make_timeline()
-    time.capacity.expect("generation", 2, PRELOAD, time_price=1.0)
+    await time.capacity.expect("generation", 2, PRELOAD, within=1.0)
     await time.capacity.finish("generation")
     await time.pass_time(100)
     assert {count for _, count in time.counts("generation")} == {0}

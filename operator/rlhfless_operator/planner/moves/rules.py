@@ -175,6 +175,33 @@ class Saving:
         return gain
 
 
+def seconds_left(actors: Sequence[Actor], latency: Latency, longest: int) -> float:
+    """Return the expected seconds until the last of these actors ends; 0 if there is none.
+
+    Args:
+        actors: with assessed samples.
+        longest: length at which runaways end.
+    """
+    return float(_Fleet(actors, _line_of(latency, actors), longest).seconds().max()) if actors else 0.0
+
+
+def ends_of_groups(actors: Sequence[Actor], latency: Latency) -> dict[int, float]:
+    """Return the expected seconds until each group is complete of which these actors have samples, by prompt.
+
+    Args:
+        actors: with assessed samples.
+    """
+    ends: dict[int, float] = {}
+    if not actors:
+        return ends
+    line = _line_of(latency, actors)
+    for actor in actors:
+        pace = line.step_seconds + actor.work(line) / max(1.0, actor.rounds)
+        for (prompt, _), sample in actor.samples.items():
+            ends[prompt] = max(ends.get(prompt, 0.0), pace * sample.remaining)
+    return ends
+
+
 class _Fleet:
     """The actors as columns: the work left of each, updated with every move."""
 

@@ -1,7 +1,12 @@
 """The number of groups that an instance prepares at a time."""
 
-_CHUNKS_PER_STEP = 6
+CHUNKS_PER_STEP = 6
 """Approximate number of chunks of a rollout's groups. Fewer chunks overlap less, and more cost more round trips."""
+
+
+def least_chunk(left: int, at_once: int) -> int:
+    """Return the fewest groups that are prepared at a time while more are to come; see `chunk_size`."""
+    return max(1, left // (CHUNKS_PER_STEP * at_once))
 
 
 def chunk_size(complete: int, left: int, at_once: int, *, ended: bool) -> int:
@@ -13,7 +18,7 @@ def chunk_size(complete: int, left: int, at_once: int, *, ended: bool) -> int:
         at_once: most chunks that are prepared at a time.
         ended: whether all groups are complete.
     """
-    least = max(1, left // (_CHUNKS_PER_STEP * at_once))
+    least = least_chunk(left, at_once)
     if complete < least and not ended:
         return 0
     return min(complete, max(least, -(-complete // at_once)))

@@ -48,6 +48,11 @@ _DRAFT_STEPS = 4
 _FIRST = "learning/first"
 """Name in the history of the times of steps that learners took right after loading."""
 
+_SAVE = "learning/save"
+"""Name in the history of the times in which learners saved their state."""
+_CHECKPOINT_SIZE = 6.0
+"""Bytes of a checkpoint for each byte of published weights: float32 weights and two moments, and bfloat16."""
+
 _UNKNOWN_DEVICE = LinearLatency(
     step_seconds=0.002,
     sequence_seconds=0.00002,
@@ -168,6 +173,33 @@ class CostModel:
     def restart_seconds(self, steps: int) -> float:
         """Return the seconds until a fresh learner can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
+
+    def letting_go_seconds(self, steps: int) -> float:
+        """Return the seconds that letting a learner go costs besides its end and a start.
+
+        Args:
+            steps: how many steps a fresh learner would repeat if the state is not saved.
+        """
+        return min(self.restart_seconds(steps), self._save_and_load_seconds()) if steps else self.restart_seconds(0)
+
+    def saves_state(self, steps: int) -> bool:
+        """Return whether a learner that is let go saves its state, rather than have so many steps repeated."""
+        return self._save_and_load_seconds() < self.restart_seconds(steps)
+
+    def _save_and_load_seconds(self) -> float:
+        # A checkpoint has the optimizer's moments, the model as given has not; an adapter's is small.
+        size = 1.0 if self._spec.model.lora is not None else _CHECKPOINT_SIZE
+        save = self.history.mean(_SAVE, size * self.history.mean("learning/load"))
+        return save + max(save, self.history.mean("learning/load"))
+
+    def saved(self, seconds: float) -> None:
+        """Learn how long it takes to save a learner's state."""
+        self.history.add(_SAVE, seconds)
+
+    def learning_seconds(self, tokens: float) -> float | None:
+        """Return the expected seconds of learning from so many tokens, prompts included; None if unknown."""
+        token_seconds = self.history.mean("learning/token")
+        return tokens * token_seconds + self.history.mean("learning/rest") if token_seconds else None
 
     def learner_pace(self, steps: int, *, held: bool, time_price: float, last_seconds: float) -> LearnerPace:
         """Return the rule by which a learner that follows preparation begins and is let go.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rlhfless_functions.api import STAGES, Preload, Stage
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.planner.warming import keep_alive, wake_time
+from rlhfless_operator.planner.warming import keep_alive, kept_for
 from rlhfless_operator.platforms.base import Platform
 
 
@@ -26,14 +26,17 @@ class _Held:
     idle_since: list[float] = field(default_factory=list)
     """Times at which instances ran out of work, the oldest first."""
     preload: Preload | None = None
-    expected_from: float | None = None
-    """Time at which the wait for the stage's next work began."""
+    next_use: float | None = None
+    """Time at which its next work is expected; None if nothing is known of it."""
     waking: asyncio.Task[None] | None = None
     releasing: asyncio.Task[None] | None = None
 
     def wanted(self, now: float) -> int:
-        self.kept_until = [until for until in self.kept_until if until > now]
+        self.forget_past(now)
         return max(self.working + len(self.kept_until), self.warmed)
+
+    def forget_past(self, now: float) -> None:
+        self.kept_until = [until for until in self.kept_until if until > now]
 
 
 class Capacity:
@@ -69,6 +72,11 @@ class Capacity:
         self._restart_seconds: dict[Stage, float] = {}
         self._over: set[Stage] = set()
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether idle instances sleep, and cost nothing to keep."""
+        return self._sleeps
+
     def switch_cost(self, stage: Stage) -> SwitchCost:
         """Return the cost of letting an instance of a stage go and having one again, as far as it is known."""
         gaps = self.history.recent(f"gap/{stage}")
@@ -77,13 +85,20 @@ class Capacity:
         return SwitchCost(self._switch_seconds(stage), gap, over=stage in self._over)
 
     async def use(
-        self, stage: Stage, count: int, preload: Preload | None = None, *, restart_seconds: float = 0.0
+        self,
+        stage: Stage,
+        count: int,
+        preload: Preload | None = None,
+        *,
+        restart_seconds: float = 0.0,
+        undecided: bool = False,
     ) -> None:
         """Have so many instances of a stage at work from now on.
 
         Args:
             preload: what a fresh one loads before it is ready; unchanged if left out.
             restart_seconds: time that a fresh instance takes to repeat lost work, besides starting.
+            undecided: whether those without work are kept until `expect` or `let_go` decides.
         """
         held, now = self._stages[stage], self._clock()
         self._over.discard(stage)
@@ -92,14 +107,12 @@ class Capacity:
             self._resume(stage, held, count - held.working, now)
         elif count < held.working:
             self._restart_seconds[stage] = restart_seconds
-            limit = self._limit(stage)
+            limit = self._limit(stage, now, undecided=undecided)
             held.idle_since += [now] * (held.working - count)
             held.kept_until += [now + limit] * (held.working - count)
         held.working = count
         await self._apply(stage)
-        if held.releasing is not None:
-            held.releasing.cancel()
-        held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
+        self._release_in_time(stage, held)
 
     async def give_up(self, stage: Stage, count: int) -> None:
         """Want so many instances fewer, and keep none of them: they are lost, or never came."""
@@ -110,36 +123,64 @@ class Capacity:
         """Return whether an instance of a stage is wanted now, with work or without."""
         return self._stages[stage].wanted(self._clock()) > 0
 
-    def expect(self, stage: Stage, count: int, preload: Preload | None, *, time_price: float) -> None:
-        """Have so many instances ready when work is expected: after about as long as the last times.
+    def has_idle(self, stage: Stage) -> bool:
+        """Return whether an instance of a stage is kept that has no work, and that may be let go."""
+        held = self._stages[stage]
+        held.forget_past(self._clock())
+        return bool(held.kept_until) and not held.working and not self._keeps(stage)
+
+    def switch_seconds(self, stage: Stage) -> float:
+        """Return the instance-seconds of letting an instance go and having one again."""
+        return self._switch_seconds(stage)
+
+    async def next_use(self, stage: Stage, within: float) -> None:
+        """Note in how many seconds a stage has its next work. Instances without work are let go at once if one that is
+        started then is cheaper."""
+        held, now = self._stages[stage], self._clock()
+        held.next_use = now + within
+        if held.kept_until and not self._keeps(stage):
+            limit = kept_for(within, self._switch_seconds(stage))
+            held.kept_until = [now + limit] * len(held.kept_until) if limit else []
+            await self._apply(stage)
+            self._release_in_time(stage, held)
+
+    async def expect(self, stage: Stage, count: int, preload: Preload | None, *, within: float) -> None:
+        """Have so many instances ready in some seconds, when their work is expected. A later call corrects it.
 
         Nothing happens if so many work already.
 
         Args:
             preload: loaded before an instance is ready.
-            time_price: instance-seconds that a second of delay is worth.
+            within: seconds until the work is expected.
         """
         held = self._stages[stage]
         if held.working >= count:
             return
         self._stop_waking(held)
-        held.expected_from = self._clock()
-        wake_after = wake_time(
-            self.history.recent(f"lead/{stage}"),
-            self.history.mean(f"startup/{stage}"),
-            instances=count,
-            late_price=time_price,
-        )
+        await self.next_use(stage, within)
+        wake_after = within - self.startup_seconds(stage)
+        if held.warmed and wake_after > self._switch_seconds(stage):
+            held.warmed = 0
+            await self._apply(stage)
 
         async def wake_up() -> None:
-            await asyncio.sleep(wake_after)
-            held.warmed = count
-            held.preload = preload
-            await self._apply(stage)
+            await asyncio.sleep(max(0.0, wake_after))
+            if held.warmed != count:
+                held.warmed, held.preload = count, preload
+                await self._apply(stage)
 
         held.waking = asyncio.create_task(wake_up())
         # A failure will occur again, and be reported, when the work has come.
         held.waking.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def startup_seconds(self, stage: Stage) -> float:
+        """Return the seconds from asking for an instance until it is ready; those of generation if unknown."""
+        return self.history.mean(f"startup/{stage}", self.history.mean("startup/generation"))
+
+    async def let_go(self, stage: Stage) -> None:
+        """Let the instances go that have no work."""
+        self._stages[stage].kept_until.clear()
+        await self._apply(stage)
 
     async def finish(self, stage: Stage) -> None:
         """Let a stage's instances go now: it has no more work."""
@@ -163,21 +204,26 @@ class Capacity:
     def _resume(self, stage: Stage, held: _Held, count: int, now: float) -> None:
         self._stop_waking(held)
         held.warmed = 0
-        if held.expected_from is not None:
-            self.history.add(f"lead/{stage}", now - held.expected_from)
-            held.expected_from = None
+        held.next_use = None
         # The instances that stopped last would have been kept the shortest.
         for since in held.idle_since[-count:]:
             self.history.add(f"gap/{stage}", now - since)
         del held.idle_since[-count if held.working else 0 :]
         del held.kept_until[max(0, len(held.kept_until) - count) :]
 
-    def _limit(self, stage: Stage) -> float:
+    def _keeps(self, stage: Stage) -> bool:
+        """Whether instances without work stay whatever is expected: the platform keeps them, or they sleep."""
+        return self._sleeps or self._keep_alive[stage] is not None
+
+    def _limit(self, stage: Stage, now: float, *, undecided: bool) -> float:
         if self._keep_alive[stage] is not None:
             # The platform keeps them.
             return 0.0
-        if self._sleeps:
+        if self._sleeps or undecided:
             return math.inf
+        next_use = self._stages[stage].next_use
+        if next_use is not None and next_use > now:
+            return kept_for(next_use - now, self._switch_seconds(stage))
         return keep_alive(self.history.recent(f"gap/{stage}"), self._switch_seconds(stage))
 
     def _switch_seconds(self, stage: Stage) -> float:
@@ -188,9 +234,16 @@ class Capacity:
         held = self._stages[stage]
         await self._platform.hold(stage, held.wanted(self._clock()), held.preload)
 
+    def _release_in_time(self, stage: Stage, held: _Held) -> None:
+        if held.releasing is not None:
+            held.releasing.cancel()
+        held.releasing = asyncio.create_task(self._release(stage, held)) if held.kept_until else None
+
     async def _release(self, stage: Stage, held: _Held) -> None:
         while held.kept_until:
-            await asyncio.sleep(max(0.0, min(held.kept_until) - self._clock()))
+            if (until := min(held.kept_until)) == math.inf:
+                return
+            await asyncio.sleep(max(0.0, until - self._clock()))
             await self._apply(stage)
 
     @staticmethod

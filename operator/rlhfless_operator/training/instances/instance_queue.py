@@ -40,10 +40,16 @@ class Part:
         self._own.left = self._own.left if left is None else left
         self._queue.deal()
 
+    @property
+    def works(self) -> bool:
+        """Whether an actor of the rollout has an instance."""
+        return self._own.at_work > 0
+
     async def has_left(self, actors: int) -> None:
         """Say how many of the rollout's actors have anything left."""
         self._own.left = actors
         await self._queue.hold()
+        self._queue.deal()
 
 
 class InstanceQueue:

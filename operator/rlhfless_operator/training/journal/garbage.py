@@ -99,7 +99,8 @@ def kept(
         "lines": [folder.line(version) for version in sampling],
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [
-            *map(folder.checkpoint, publishing),
+            # A learner that is to be let go may be writing the newest step's.
+            *map(folder.checkpoint, (status.step, *publishing)),
             *checkpoints,
         ],
         "rollouts": [

@@ -194,6 +194,11 @@ class StepJournal:
         """Let learners start from an older checkpoint. The status says so once the step under way is done."""
         self.status = self.status.model_copy(update={"checkpoint": older})
 
+    def saved(self, checkpoint: CheckpointStatus) -> None:
+        """Let learners start from a checkpoint of the newest step, which was written after the step was done."""
+        self._status_is(self.status.model_copy(update={"checkpoint": checkpoint}))
+        self._forget_batches()
+
     async def remove_checkpoint(self, uri: str) -> None:
         """Remove a damaged checkpoint, which would count as one of those to keep.
 
@@ -248,8 +253,7 @@ class StepJournal:
         self._status_is(status)
         drafts, needs = list(map(int, at.get("drafts", {}))), at.get("needs", {})
         self._behind.add(lambda: self._conclude(record, status, drafts, needs))
-        if status.checkpoint is not None:
-            self._batches = {kept: self._batches[kept] for kept in self._batches if kept > status.checkpoint.step}
+        self._forget_batches()
         return record
 
     async def settle(self, within: float) -> None:
@@ -274,6 +278,9 @@ class StepJournal:
         spent = spent_after(self.status, account, prices=self._prices, gpus=self._gpus)
         outlook = self.outlook(self.status.model_copy(update=spent))
         await self.update_status(seconds=self.status.seconds + seconds, **spent, **outlook)
+
+    def _forget_batches(self) -> None:
+        self._batches = {kept: self._batches[kept] for kept in self._batches if kept > self.checkpoint_step}
 
     def _status_is(self, status: RLHFJobStatus) -> None:
         self.status = status

@@ -17,6 +17,7 @@ from rlhfless_functions.api import (
     Prompting,
     Purpose,
     SampleTask,
+    SaveRequest,
     Stage,
     StepSettings,
     TaskKey,
@@ -356,6 +357,16 @@ class RequestBuilder:
         meeting = self._folder.result(f"meeting-{uuid.uuid4().hex}", step)
         within = self._spec.learning.gang_timeout
         return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
+
+    def save(self, version: int, attempt: int) -> SaveRequest:
+        """Make the request to write the state of a learner that is to be let go."""
+        return SaveRequest(
+            key=self._key(version, "learning", "save", attempt),
+            result=self._folder.result("save", version),
+            heartbeat_seconds=self._heartbeat,
+            version=version,
+            checkpoint=self._folder.checkpoint(version),
+        )
 
     def prompting(self, *, chat: bool) -> Prompting:
         """Return what training puts around its prompts, which are chats or plain text."""

@@ -1,6 +1,7 @@
 """The evaluation of one version of the weights: its mean reward on prompts that are not trained on."""
 
 import asyncio
+from collections.abc import Callable
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
@@ -25,9 +26,16 @@ def evaluation_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
 
 
 async def evaluate(
-    run: TrainingRun, journal: StepJournal, step: int, weights: WeightsReference
+    run: TrainingRun,
+    journal: StepJournal,
+    step: int,
+    weights: WeightsReference,
+    on_forecast: Callable[[float], bool] = lambda left: False,
 ) -> dict[str, float] | None:
     """Sample responses to every evaluation prompt and score them; None where no evaluation is due after the step.
+
+    Args:
+        on_forecast: see `RolloutTask`.
 
     Raises:
         StageFailedError: generation or preparation can't be done.
@@ -42,7 +50,8 @@ async def evaluate(
     prompts = list(range(len(run.prompts.tokens("evaluation"))))
     plan = run.plans.plan(prompts, run.spec.evaluation.samples_per_prompt, "evaluation")
     generated, prepared = GenerationOutcome(sinks=[]), PreparationOutcome()
-    task, examples = RolloutTask(step, "evaluation", SamplingWeights(weights)), evaluation_examples(prompts)
+    task = RolloutTask(step, "evaluation", SamplingWeights(weights), on_forecast=on_forecast)
+    examples = evaluation_examples(prompts)
     await generate_and_prepare(run, task, plan, generated, prepared, examples)
     rewards = run.spec.evaluation_rewards
     check_unscorable(prepared.sums, rewards, run.spec.limits.unscorable, f"evaluation after step {step}")

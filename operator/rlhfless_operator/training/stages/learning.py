@@ -176,7 +176,12 @@ class Learning:
         run.cost_model.learned(learned)
         if learned.checkpoint is not None:
             run.learners.recover()
-        await run.capacity.use("learning", 0, restart_seconds=run.cost_model.restart_seconds(again))
+        costs = run.cost_model
+        alone = run.learners.now == 1
+        restart = costs.letting_go_seconds(again) if alone else costs.restart_seconds(again)
+        # The watch of the next rollout decides, which knows when the next step is learnt.
+        undecided = run.lets_learners_go
+        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=undecided)
         return learned
 
     async def __aenter__(self) -> Self:

@@ -1,5 +1,7 @@
 """The plan of the next generation, and the warming of its instances, while a step is learnt."""
 
+from collections.abc import Mapping, Sequence
+
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
@@ -9,8 +11,12 @@ from rlhfless_operator.training.stages.learner_choice import offer_learners
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes
 
 
-def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
-    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin."""
+async def look_ahead(run: TrainingRun, journal: StepJournal, step: int, lengths: Mapping[int, Sequence[int]]) -> None:
+    """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin.
+
+    Args:
+        lengths: of the step's responses, by prompt.
+    """
     evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
     if evaluation is not None and evaluation_due(run.spec, step, total_steps):
         prompts = list(range(len(run.prompts.tokens("evaluation"))))
@@ -28,4 +34,9 @@ def look_ahead(run: TrainingRun, journal: StepJournal, step: int) -> None:
         return
     # The next weights are not there yet. An engine that has loaded a model swaps them in at once.
     preload = run.requests.preload(run.requests.initial)
-    run.capacity.expect("generation", len(plan.shares), preload, time_price=plan.planned.time_price)
+    prompt_tokens = run.prompts.tokens("training")
+    tokens = sum(len(each) * prompt_tokens[prompt] + sum(each) for prompt, each in lengths.items())
+    # A learner that follows preparation has learnt from nearly all of it.
+    learning = run.cost_model.learning_seconds(0 if run.requests.learns_in_pieces else tokens)
+    if learning is not None:
+        await run.capacity.expect("generation", len(plan.shares), preload, within=learning)

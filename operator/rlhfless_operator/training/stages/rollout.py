@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_operator.planner.groups.dynamic_sampling import SamplingRounds
+from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
@@ -36,6 +37,7 @@ from rlhfless_operator.training.stages.live_generation import generate_live
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
+from rlhfless_operator.training.stages.rollout_watch import RolloutWatch
 from rlhfless_operator.training.stages.unscorable import UnscorableError, check_unscorable
 
 
@@ -56,6 +58,8 @@ class RolloutTask:
     """Called with each prepared chunk, if groups are learnt from as they come."""
     live: LiveActors | None = None
     """The job's live actors; None if the rollout has actors of its own."""
+    on_forecast: Callable[[float], bool] = lambda left: False
+    """Called with the seconds until the learner has work; returns whether it is being let go."""
 
 
 @dataclass
@@ -132,6 +136,7 @@ async def roll_out(
         _settle(run, task.step)
     await _check_scored(run, task, prepared)
     generation_seconds = time.monotonic() - started - preparation_seconds
+    run.cost_model.history.add("rollout", generation_seconds + preparation_seconds)
     return Rollout(
         batch=journal.batch(task.step) if journal else _reference(task.step, prepared, rounds.chosen, samples),
         plan=first_plan,
@@ -194,11 +199,12 @@ async def generate_and_prepare(
     """
     if task.purpose == "training" and task.live is None:
         consider_prefixes(run, task.step, plan)
+    watched, migration = run.follows_forecasts, run.cost_model.open_migration(plan)
     async with AsyncExitStack() as parts:
-        generation = await _begin_generation(run, task, plan, generated, parts)
-        preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers))
-        if task.purpose == "training":
-            run.capacity.expect("learning", run.learners.now, run.learner_preload, time_price=plan.planned.time_price)
+        generation = await _begin_generation(run, task, plan, generated, migration, parts)
+        left = 0 if watched else None
+        preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers, left=left))
+        watch = RolloutWatch(run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast)
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         generated_at = time.monotonic()
@@ -208,20 +214,23 @@ async def generate_and_prepare(
             async for group in generation:
                 yield group
             generated_at = time.monotonic()
+            if watched:
+                await watch.all_is_generated()
             if task.purpose == "training":
                 run.progress.stage("preparation", step=task.step)
 
-        await prepare(
-            run.platform,
-            groups(),
-            len(plan.estimates),
-            _preparation_requests(run, task, plan, examples),
-            prepared,
-            instances=preparers,
-            driver=run.lease.number,
-            retries=run.spec.limits.retries,
-            on_prepared=_on_prepared(run, task, journal),
-        )
+        async with watch.under_way() if watched else nullcontext():
+            await prepare(
+                run.platform,
+                groups(),
+                len(plan.estimates),
+                _preparation_requests(run, task, plan, examples),
+                prepared,
+                instances=preparers,
+                driver=run.lease.number,
+                retries=run.spec.limits.retries,
+                on_prepared=_on_prepared(run, task, journal),
+            )
     run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
 
@@ -231,6 +240,7 @@ async def _begin_generation(
     task: RolloutTask,
     plan: GenerationPlan,
     generated: GenerationOutcome,
+    migration: Migration,
     parts: AsyncExitStack,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Return the groups of a plan as they become complete. Actors of its own have instances until `parts` is left."""
@@ -241,7 +251,7 @@ async def _begin_generation(
     generators = await parts.enter_async_context(run.generators.part(task.step, len(plan.shares), preload))
     sharing = _sharing(run, task, plan) if all_at_once else None
     generated.shares_prefixes |= sharing is not None
-    return _generation(run, task, plan, generated, generators, sharing)
+    return _generation(run, task, plan, generated, generators, sharing, migration)
 
 
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
@@ -262,6 +272,7 @@ def _generation(
     generated: GenerationOutcome,
     instances: Part,
     sharing: PrefixSharing | None,
+    migration: Migration,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Return the groups of a plan as they become complete."""
     reads = ReadsOfVersion(run.weights_traffic)
@@ -276,7 +287,7 @@ def _generation(
         plan.shares,
         generated,
         _generation_settings(run, task, reads, sharing),
-        migration=run.cost_model.open_migration(plan),
+        migration=migration,
         instances=instances,
         on_event=on_event,
     )

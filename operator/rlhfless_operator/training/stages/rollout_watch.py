@@ -1,0 +1,166 @@
+"""Watches a rollout, forecasts its end, and has the instances of each stage ready for their work and not before."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from rlhfless_functions.api import Purpose
+from rlhfless_operator.planner.moves.migration import Actor, Migration
+from rlhfless_operator.planner.moves.rules import ends_of_groups, seconds_left
+from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP, least_chunk
+from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.instances.instance_queue import Part
+from rlhfless_operator.training.run import TrainingRun
+
+LOOK_SECONDS = 0.25
+"""Least seconds between two looks."""
+_LOOK_SHARE = 0.05
+"""Largest share of the driver's time that looking may take."""
+
+
+class RolloutWatch:
+    """Forecasts when a rollout is complete, from the plan and then from what its actors report.
+
+    Preparation begins when what it has to do takes as long as what is left of generation. So it works without a pause,
+    and ends no later than if it had begun at once. It is let go while it would wait for longer than a start costs.
+
+    Args:
+        run: the job in hand.
+        purpose: of the rollout.
+        plan: the rollout's.
+        migration: has the actors' samples.
+        generated: samples so far.
+        prepared: groups so far.
+        preparers: the rollout's part of them; it begins with nothing to do.
+        on_forecast: called with the seconds until the learner has work, before instances are kept or started for it;
+            returns whether it is being let go.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        purpose: Purpose,
+        plan: GenerationPlan,
+        migration: Migration,
+        generated: GenerationOutcome,
+        prepared: PreparationOutcome,
+        preparers: Part,
+        on_forecast: Callable[[float], bool],
+    ) -> None:
+        self._run = run
+        self._trains = purpose == "training"
+        self._prompt_tokens = run.prompts.tokens(purpose)
+        self._planned_seconds, self._groups = plan.planned.expected_generation_seconds, len(plan.estimates)
+        self._migration = migration
+        self._generated = generated
+        self._prepared = prepared
+        self._preparers = preparers
+        self._on_forecast = on_forecast
+        self._prepares = False
+        self._is_generated = False
+        self._chunk_seconds: float | None = None
+
+    @asynccontextmanager
+    async def under_way(self) -> AsyncIterator[None]:
+        """Look again and again while the rollout is made."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch())
+                yield
+                watching.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def all_is_generated(self) -> None:
+        """Let instances prepare what is left, since all samples are finished."""
+        self._is_generated = True
+        await self._may_prepare()
+
+    async def _watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            # The first assesses the samples.
+            generation, preparation = self._generation_seconds(), self._preparation_seconds()
+            await self._pace(generation - preparation)
+            await self._foresee(max(generation + self._last_chunk(preparation), preparation))
+            await asyncio.sleep(max(LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE))
+
+    async def _foresee(self, left: float) -> None:
+        """Keep, start and let go instances of the other stages, with so many seconds left of the rollout."""
+        run, capacity, history = self._run, self._run.capacity, self._run.cost_model.history
+        # The learner's work comes after the rollout that follows an evaluation.
+        learning = left if self._trains else left + history.mean("rollout")
+        if run.lets_learners_go and not self._on_forecast(learning) and self._trains:
+            await capacity.expect("learning", run.learners.now, run.learner_preload, within=learning)
+        if seconds := history.mean("learning"):
+            await capacity.next_use("generation", left + seconds)
+            await capacity.next_use("preparation", left + seconds)
+
+    async def _may_prepare(self) -> None:
+        if not self._prepares:
+            self._prepares = True
+            await self._preparers.has_left(self._preparers.actors)
+
+    @property
+    def _actors(self) -> list[Actor]:
+        return list(self._migration.actors.values())
+
+    def _generation_seconds(self) -> float:
+        if self._is_generated:
+            return 0.0
+        if not self._migration.actors and not self._generated.lengths:
+            return self._planned_seconds
+        self._migration.assess()
+        longest = self._run.spec.sampling.max_response_tokens
+        return seconds_left(self._actors, self._run.cost_model.latency, longest)
+
+    def _preparation_seconds(self) -> float:
+        """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
+        token_seconds = self._run.cost_model.history.mean("preparation/token")
+        if not token_seconds:
+            return 0.0
+        done = self._prepared.groups
+        tokens = sum(
+            self._prompt_tokens[prompt] + length
+            for (prompt, _), length in self._generated.lengths.items()
+            if prompt not in done
+        )
+        unfinished = (sample for actor in self._actors for sample in actor.samples.values())
+        left = tokens + sum(sample.context + sample.remaining for sample in unfinished)
+        return left * token_seconds / self._preparers.actors
+
+    def _last_chunk(self, preparation: float) -> float:
+        if self._chunk_seconds is None:
+            self._chunk_seconds = preparation / CHUNKS_PER_STEP
+        return min(preparation, self._chunk_seconds)
+
+    def _chunk_in(self) -> float:
+        """Return the seconds until there is something to prepare: a chunk of groups, or the last of them."""
+        if self._is_generated or (not self._migration.actors and not self._generated.lengths):
+            return self._generation_seconds()
+        ends = ends_of_groups(self._actors, self._run.cost_model.latency)
+        finished = {prompt for prompt, _ in self._generated.lengths} - self._prepared.groups.keys() - ends.keys()
+        least = least_chunk(self._groups, self._preparers.actors)
+        lacking = min(least - len(finished), len(ends))
+        return sorted(ends.values())[lacking - 1] if lacking > 0 else 0.0
+
+    async def _pace(self, slack: float) -> None:
+        """Begin to prepare, or stop while there is nothing to prepare for long.
+
+        Args:
+            slack: seconds of generation that are left beyond those of preparation.
+        """
+        capacity, chunk = self._run.capacity, self._chunk_in()
+        start = capacity.startup_seconds("preparation")
+        if not self._prepares:
+            # As long as its rate is unknown, it begins with the first groups.
+            known = self._run.cost_model.history.mean("preparation/token") > 0
+            if chunk <= start and (slack <= start or not known):
+                await self._may_prepare()
+        elif not self._preparers.works and chunk > start + capacity.switch_seconds("preparation"):
+            self._prepares = False
+            await capacity.next_use("preparation", chunk)
+            await self._preparers.has_left(0)

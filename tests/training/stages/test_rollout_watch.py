@@ -1,0 +1,221 @@
+"""When a rollout's instances of each stage are asked for, by a forecast that the actors' reports correct."""
+
+import asyncio
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import GroupResult, Purpose
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.moves.migration import Migration
+from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.stages import rollout_watch
+from rlhfless_operator.training.stages.rollout_watch import RolloutWatch
+
+LATENCY = LinearLatency(step_seconds=0.1, sequence_seconds=0.0, context_seconds=0.0, prefill_token_seconds=0.0)
+GROUPS, LONGEST = 12, 1000
+START = 2.0
+SWITCH = 3.0
+
+
+class Asked:
+    """What capacity and preparers were asked for, in turn."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.actors = 1
+        self.works = False
+
+    async def expect(self, stage: str, count: int, preload: object, *, within: float) -> None:
+        self.calls.append(("expect", stage, count, round(within, 3)))
+
+    async def next_use(self, stage: str, within: float) -> None:
+        self.calls.append(("next use", stage, round(within, 3)))
+
+    async def has_left(self, actors: int) -> None:
+        self.calls.append(("prepares", actors))
+
+    def startup_seconds(self, stage: str) -> float:
+        return START
+
+    def switch_seconds(self, stage: str) -> float:
+        return SWITCH
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [call[1:] for call in self.calls if call[0] == kind]
+
+
+class Rollout:
+    """Twelve groups of one sample on one actor, each of 100 tokens by the forecast, and a watch."""
+
+    def __init__(self, known: dict[str, float], purpose: Purpose = "training", *, lets_go: bool = False) -> None:
+        self.remaining = dict.fromkeys(range(GROUPS), 100.0)
+        self.migration = Migration(None, lambda key, tokens: (self.remaining[key[0]], 0.0))
+        self.generated, self.prepared, self.asked = GenerationOutcome(sinks=[]), PreparationOutcome(), Asked()
+        self.forecasts: list[float] = []
+        history = History()
+        for name, value in known.items():
+            history.add(name, value)
+        run = SimpleNamespace(
+            capacity=self.asked,
+            cost_model=SimpleNamespace(history=history, latency=LATENCY),
+            learners=SimpleNamespace(now=1),
+            learner_preload=None,
+            lets_learners_go=True,
+            prompts=SimpleNamespace(tokens=lambda purpose: [0] * GROUPS),
+            spec=SimpleNamespace(sampling=SimpleNamespace(max_response_tokens=LONGEST)),
+        )
+        planned = SimpleNamespace(expected_generation_seconds=33.0)
+        plan = SimpleNamespace(planned=planned, estimates=self.remaining)
+
+        def on_forecast(left: float) -> bool:
+            self.forecasts.append(round(left, 3))
+            return lets_go
+
+        asked: Any = self.asked
+        self.watch = RolloutWatch(
+            *(run, purpose, plan, self.migration, self.generated, self.prepared, asked, on_forecast)  # type: ignore
+        )
+
+    def begins(self) -> None:
+        self.migration.assigned("actor", {(prompt, 0): 0 for prompt in range(GROUPS)})
+
+    def reports(self, tokens: int, remaining: float) -> None:
+        """Every unfinished sample has so many tokens, and so many are expected."""
+        for prompt in self.remaining:
+            self.remaining[prompt] = remaining
+        self.migration.progressed("actor", {(prompt, 0): tokens for prompt in self.remaining})
+
+    def finishes(self, *prompts: int, tokens: int = 100) -> None:
+        for prompt in prompts:
+            self.generated.lengths[prompt, 0] = tokens
+        self.migration.finished("actor", [(prompt, 0) for prompt in prompts])
+
+    def is_prepared(self, *prompts: int) -> None:
+        for prompt in prompts:
+            self.prepared.groups[prompt] = GroupResult(prompt=prompt, reward=None, spread=1.0)
+
+    async def look(self) -> None:
+        """Look once."""
+        watching = asyncio.create_task(self.watch._watch())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+async def test_the_learner_is_expected_at_the_end_of_the_rollout_and_later_if_the_actors_fall_behind() -> None:
+    rollout = Rollout({})
+    await rollout.look()
+    rollout.begins()
+    await rollout.look()
+    rollout.reports(50, 50.0)
+    await rollout.look()
+    rollout.reports(60, 200.0)
+    await rollout.look()
+    assert [call[-1] for call in rollout.asked.of("expect")] == [33.0, 10.0, 5.0, 20.0], "at first, the plan's"
+    assert rollout.forecasts == [33.0, 10.0, 5.0, 20.0]
+
+
+async def test_preparation_that_takes_longer_than_generation_decides_on_the_end() -> None:
+    rollout = Rollout({"preparation/token": 0.02})
+    rollout.begins()
+    await rollout.look()
+    assert rollout.asked.of("expect")[-1][-1] == GROUPS * 100 * 0.02
+    rollout.finishes(*range(6))
+    rollout.is_prepared(*range(6))
+    rollout.reports(90, 10.0)
+    await rollout.look()
+    assert rollout.asked.of("expect")[-1][-1] == 6 * 100 * 0.02
+
+
+async def test_actors_and_preparation_have_their_next_work_after_learning() -> None:
+    rollout = Rollout({"learning": 40.0})
+    rollout.begins()
+    await rollout.look()
+    assert rollout.asked.of("next use") == [("generation", 50.0), ("preparation", 50.0)]
+
+
+async def test_preparation_begins_when_it_can_work_without_a_pause_to_the_end() -> None:
+    rollout = Rollout({"preparation/token": 0.005})
+    rollout.begins()
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [], "6 s of work, and 10 s of generation are left"
+    rollout.reports(20, 79.0)
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [], "7.9 s of generation are left, but no group is complete within a start"
+    rollout.finishes(0, 1)
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)]
+
+
+async def test_preparation_of_an_unknown_rate_begins_with_the_first_groups() -> None:
+    rollout = Rollout({})
+    rollout.begins()
+    await rollout.look()
+    assert rollout.asked.of("prepares") == []
+    rollout.reports(80, 19.0)
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)], "a start before they are complete"
+
+
+async def test_preparation_is_let_go_while_nothing_comes_for_longer_than_a_start() -> None:
+    rollout = Rollout({"preparation/token": 0.005})
+    rollout.begins()
+    rollout.finishes(0, 1)
+    rollout.reports(90, 10.0)
+    await rollout.look()
+    rollout.is_prepared(0, 1)
+    rollout.reports(91, 400.0)
+    rollout.asked.works = True
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)], "it works"
+    rollout.asked.works = False
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,), (0,)]
+    assert ("preparation", 40.0) in rollout.asked.of("next use")
+    rollout.reports(480, 19.0)
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,), (0,), (1,)]
+
+
+async def test_all_that_is_generated_is_prepared_at_once() -> None:
+    rollout = Rollout({"preparation/token": 1e-6})
+    rollout.begins()
+    rollout.finishes(*range(GROUPS))
+    await rollout.watch.all_is_generated()
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)]
+
+
+async def test_a_learner_that_is_being_let_go_is_not_expected_yet() -> None:
+    rollout = Rollout({}, lets_go=True)
+    rollout.begins()
+    await rollout.look()
+    assert rollout.asked.of("expect") == []
+
+
+async def test_after_an_evaluation_the_learners_work_comes_a_rollout_later() -> None:
+    rollout = Rollout({"rollout": 60.0}, "evaluation")
+    rollout.begins()
+    await rollout.look()
+    assert rollout.forecasts == [70.0]
+    assert rollout.asked.of("expect") == []
+
+
+async def test_a_watch_that_fails_ends_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = Rollout({})
+
+    def fails(*_: object) -> float:
+        raise RuntimeError("no forecast")
+
+    monkeypatch.setattr(rollout_watch, "seconds_left", fails)
+    rollout.begins()
+    with pytest.raises(RuntimeError, match="no forecast"):
+        async with rollout.watch.under_way():
+            await asyncio.Event().wait()

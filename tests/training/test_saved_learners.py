@@ -1,0 +1,43 @@
+"""Jobs whose learner is let go after each step, with its state saved: what comes out is what one learner makes."""
+
+import pytest
+
+from rlhfless_operator.records.status import CheckpointStatus
+from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.instances.capacity import Capacity
+from rlhfless_operator.training.journal.step_journal import StepJournal
+from tests.training.whole_jobs import MakeJob, assert_same_final_weights, records_of, run_job, status_of
+
+pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
+
+STEPS = 3
+EVALUATION = {"data": {"source": "train.jsonl"}, "everySteps": 2}
+
+
+@pytest.mark.slow
+def test_learners_that_come_and_go_with_each_step_make_the_weights_of_one_that_stays(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the model is evaluated, when the step is not written down yet."""
+    stays = tiny_job("stays", steps=STEPS, learning={"keepAlive": "10m"}, evaluation=EVALUATION)
+    run_job(stays)
+    goes = tiny_job("goes", steps=STEPS, evaluation=EVALUATION)
+    saved: list[CheckpointStatus] = []
+    save = StepJournal.saved
+
+    def observe(journal: StepJournal, checkpoint: CheckpointStatus) -> None:
+        saved.append(checkpoint)
+        save(journal, checkpoint)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Capacity, "switch_seconds", lambda capacity, stage: -1.0)
+        patched.setattr(CostModel, "saves_state", lambda costs, steps: True)
+        patched.setattr(StepJournal, "saved", observe)
+        run_job(goes)
+    assert_same_final_weights(goes, stays)
+    _, _, *later = records_of(goes)
+    for record in later:
+        assert "seconds/load" in record["metrics"], "a fresh learner"
+    assert [checkpoint.step for checkpoint in saved] == [1, 2]
+    assert status_of(goes)["checkpoint"]["step"] == STEPS
+    assert all("seconds/load" not in record["metrics"] for record in records_of(stays)[2:])
