@@ -1,6 +1,7 @@
 """The lines of `metrics.jsonl`, `ledger.jsonl` and `samples.jsonl`, for people and scripts."""
 
 import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args
 
@@ -45,6 +46,26 @@ class StageAccount(Record):
         """Charged instance-seconds, in all states."""
         seconds: list[float] = [getattr(self, state) for state in CHARGED_STATES]
         return sum(seconds)
+
+
+def busy_shares(accounts: Sequence[Mapping[str, StageAccount]], gpus: Mapping[str, int]) -> dict[str, float]:
+    """Return the share of charged seconds that is work: of each stage with any, and under `all` of all GPU-seconds.
+
+    Args:
+        accounts: of each step, by stage.
+        gpus: of an instance of each stage.
+    """
+    charged: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    for stages in accounts:
+        for stage, account in stages.items():
+            charged[stage] = charged.get(stage, 0.0) + account.seconds
+            busy[stage] = busy.get(stage, 0.0) + account.busy
+    shares = {stage: busy[stage] / seconds for stage, seconds in charged.items() if seconds}
+    held = sum(gpus.get(stage, 1) * seconds for stage, seconds in charged.items())
+    if held:
+        shares["all"] = sum(gpus.get(stage, 1) * seconds for stage, seconds in busy.items()) / held
+    return shares
 
 
 class StepRecord(Record):

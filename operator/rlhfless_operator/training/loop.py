@@ -17,6 +17,7 @@ from rlhfless_operator.training.stages.changed_settings import open_settings
 from rlhfless_operator.training.stages.datasets import data_status, open_data
 from rlhfless_operator.training.stages.evaluation import evaluate
 from rlhfless_operator.training.stages.export import export
+from rlhfless_operator.training.stages.idling import note_idling
 from rlhfless_operator.training.stages.learner_choice import choose_learners
 from rlhfless_operator.training.stages.learning import Learning
 from rlhfless_operator.training.stages.letting_go import LettingGo
@@ -78,6 +79,7 @@ async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
             letting_go.learnt(step)
             weights = learned.weights if learned else run.requests.initial
             evaluation = await evaluate(run, journal, step, weights, letting_go.consider)
+            note_idling(run, journal, step)
             await journal.commit(step, rollout, learned, evaluation, run.position)
             letting_go.written_down()
             step += 1

@@ -102,3 +102,14 @@ def test_an_instance_that_lives_on_is_charged_to_both_steps() -> None:
     assert ledger.close(4.0).total() == 4.0
     assert ledger.instances() == {("learning", "busy"): 1}
     assert ledger.close(10.0).total("learning", "busy") == 6.0
+
+
+def test_the_longest_idle_stretch_of_each_stage_is_told_once() -> None:
+    ledger = Ledger()
+    for instance, since, until in (("a", 0.0, 4.0), ("b", 1.0, 8.0)):
+        ledger.observe(StateChange(instance, "learning", "idle", since))
+        ledger.observe(StateChange(instance, "learning", "busy", until))
+    ledger.observe(StateChange("c", "generation", "starting", 0.0))
+    ledger.observe(StateChange("c", "generation", "busy", 9.0))
+    assert ledger.take_longest_idle() == {"learning": 7.0}
+    assert ledger.take_longest_idle() == {}

@@ -134,11 +134,28 @@ async def test_preparation_that_takes_longer_than_generation_decides_on_the_end(
     assert rollout.asked.of("expect")[-1][-1] == 6 * 100 * 0.02
 
 
+async def test_in_the_first_step_the_rate_of_preparation_is_that_of_its_first_groups() -> None:
+    rollout = Rollout({})
+    rollout.begins()
+    rollout.finishes(*range(6))
+    rollout.reports(90, 10.0)
+    await rollout.look()
+    assert rollout.asked.of("expect")[-1][-1] == 1.0, "nothing is known"
+    rollout.is_prepared(*range(3))
+    rollout.prepared.seconds = 3 * 100 * 0.02
+    await rollout.look()
+    assert rollout.asked.of("expect")[-1][-1] == 9 * 100 * 0.02
+
+
 async def test_actors_and_preparation_have_their_next_work_after_learning() -> None:
     rollout = Rollout({"learning": 40.0})
     rollout.begins()
     await rollout.look()
     assert rollout.asked.of("next use") == [("generation", 50.0), ("preparation", 50.0)]
+    unknown = Rollout({})
+    unknown.begins()
+    await unknown.look()
+    assert unknown.asked.of("next use") == [("generation", 10.0), ("preparation", 10.0)], "not before"
 
 
 async def test_preparation_begins_when_it_can_work_without_a_pause_to_the_end() -> None:

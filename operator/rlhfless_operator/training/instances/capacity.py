@@ -127,7 +127,11 @@ class Capacity:
         """Return whether an instance of a stage is kept that has no work, and that may be let go."""
         held = self._stages[stage]
         held.forget_past(self._clock())
-        return bool(held.kept_until) and not held.working and not self._keeps(stage)
+        return bool(held.kept_until) and not held.working and not self.keeps(stage)
+
+    def keeps(self, stage: Stage) -> bool:
+        """Return whether instances without work stay whatever is expected: the platform keeps them, or they sleep."""
+        return self._sleeps or self._keep_alive[stage] is not None
 
     def switch_seconds(self, stage: Stage) -> float:
         """Return the instance-seconds of letting an instance go and having one again."""
@@ -138,7 +142,7 @@ class Capacity:
         started then is cheaper."""
         held, now = self._stages[stage], self._clock()
         held.next_use = now + within
-        if held.kept_until and not self._keeps(stage):
+        if held.kept_until and not self.keeps(stage):
             limit = kept_for(within, self._switch_seconds(stage))
             held.kept_until = [now + limit] * len(held.kept_until) if limit else []
             await self._apply(stage)
@@ -210,10 +214,6 @@ class Capacity:
             self.history.add(f"gap/{stage}", now - since)
         del held.idle_since[-count if held.working else 0 :]
         del held.kept_until[max(0, len(held.kept_until) - count) :]
-
-    def _keeps(self, stage: Stage) -> bool:
-        """Whether instances without work stay whatever is expected: the platform keeps them, or they sleep."""
-        return self._sleeps or self._keep_alive[stage] is not None
 
     def _limit(self, stage: Stage, now: float, *, undecided: bool) -> float:
         if self._keep_alive[stage] is not None:

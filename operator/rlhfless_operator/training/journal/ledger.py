@@ -95,6 +95,7 @@ class Ledger:
         self._open: dict[str, tuple[Stage, KeptState, float]] = {}
         self._account = Account()
         self._spans: list[Span] = []
+        self._longest_idle: dict[Stage, float] = {}
 
     def observe(self, change: StateChange) -> None:
         """Note an instance's change of state."""
@@ -125,6 +126,11 @@ class Ledger:
         spans, self._spans = self._spans, []
         return spans
 
+    def take_longest_idle(self) -> dict[Stage, float]:
+        """Return the longest seconds that an instance of each stage was idle at a stretch since the last call."""
+        longest, self._longest_idle = self._longest_idle, {}
+        return longest
+
     def instances(self) -> dict[tuple[Stage, InstanceState], int]:
         """Return the number of instances in each state now."""
         counts: dict[tuple[Stage, InstanceState], int] = defaultdict(int)
@@ -139,3 +145,5 @@ class Ledger:
         if until > since:
             self._account.seconds[stage, state] += until - since
             self._spans.append(Span(instance, stage, state, since, until))
+            if state == "idle":
+                self._longest_idle[stage] = max(self._longest_idle.get(stage, 0.0), until - since)

@@ -4,7 +4,7 @@ from typing import Any
 
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.records.barren_steps import taught_nothing
-from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.records.record import StepRecord, busy_shares
 from rlhfless_operator.records.status import DataStatus, RLHFJobStatus
 
 
@@ -13,6 +13,7 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
     job evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
     evaluations = [record.held_out_reward for record in records if record.held_out_reward is not None]
+    gpus = {str(stage): count for stage, count in job.spec.instance_gpus.items()}
     summary: dict[str, Any] = {
         "name": job.metadata.name,
         "uid": status.uid,
@@ -25,6 +26,9 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "gpu_seconds": round(status.gpu_seconds, 3),
         "instance_seconds": round(status.instance_seconds, 3),
         "idle_seconds": round(status.idle_seconds, 3),
+        "busy_share": {
+            stage: round(share, 4) for stage, share in busy_shares([record.ledger for record in records], gpus).items()
+        },
         "cost": str(status.cost),
         "forecast_cost": None if status.forecast is None else str(status.forecast),
         "budget_used": None if status.budget_used is None else round(status.budget_used, 6),

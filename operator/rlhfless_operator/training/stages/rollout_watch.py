@@ -61,7 +61,7 @@ class RolloutWatch:
         self._on_forecast = on_forecast
         self._prepares = False
         self._is_generated = False
-        self._chunk_seconds: float | None = None
+        self._chunk_seconds = 0.0
 
     @asynccontextmanager
     async def under_way(self) -> AsyncIterator[None]:
@@ -95,9 +95,10 @@ class RolloutWatch:
         learning = left if self._trains else left + history.mean("rollout")
         if run.lets_learners_go and not self._on_forecast(learning) and self._trains:
             await capacity.expect("learning", run.learners.now, run.learner_preload, within=learning)
-        if seconds := history.mean("learning"):
-            await capacity.next_use("generation", left + seconds)
-            await capacity.next_use("preparation", left + seconds)
+        # In the first step nothing is known of learning: then this is the earliest moment.
+        later = left + history.mean("learning")
+        await capacity.next_use("generation", later)
+        await capacity.next_use("preparation", later)
 
     async def _may_prepare(self) -> None:
         if not self._prepares:
@@ -119,10 +120,9 @@ class RolloutWatch:
 
     def _preparation_seconds(self) -> float:
         """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
-        token_seconds = self._run.cost_model.history.mean("preparation/token")
+        token_seconds, done = self._preparation_token_seconds(), self._prepared.groups
         if not token_seconds:
             return 0.0
-        done = self._prepared.groups
         tokens = sum(
             self._prompt_tokens[prompt] + length
             for (prompt, _), length in self._generated.lengths.items()
@@ -132,9 +132,16 @@ class RolloutWatch:
         left = tokens + sum(sample.context + sample.remaining for sample in unfinished)
         return left * token_seconds / self._preparers.actors
 
+    def _preparation_token_seconds(self) -> float:
+        """Return the seconds of preparing a token, by earlier steps or else by this rollout; 0 if nothing is known."""
+        if known := self._run.cost_model.history.mean("preparation/token"):
+            return known
+        lengths, done = self._generated.lengths.items(), self._prepared.groups
+        tokens = sum(self._prompt_tokens[prompt] + length for (prompt, _), length in lengths if prompt in done)
+        return self._prepared.seconds / tokens if tokens else 0.0
+
     def _last_chunk(self, preparation: float) -> float:
-        if self._chunk_seconds is None:
-            self._chunk_seconds = preparation / CHUNKS_PER_STEP
+        self._chunk_seconds = self._chunk_seconds or preparation / CHUNKS_PER_STEP
         return min(preparation, self._chunk_seconds)
 
     def _chunk_in(self) -> float:
@@ -157,8 +164,7 @@ class RolloutWatch:
         start = capacity.startup_seconds("preparation")
         if not self._prepares:
             # As long as its rate is unknown, it begins with the first groups.
-            known = self._run.cost_model.history.mean("preparation/token") > 0
-            if chunk <= start and (slack <= start or not known):
+            if chunk <= start and (slack <= start or not self._preparation_token_seconds()):
                 await self._may_prepare()
         elif not self._preparers.works and chunk > start + capacity.switch_seconds("preparation"):
             self._prepares = False
