@@ -181,7 +181,9 @@ def test_the_readme_has_the_savings_of_the_simulations_and_the_work_of_the_rehea
         if span["state"] != "asleep":
             key = span["stage"], span["state"]
             held[key] = held.get(key, 0.0) + gpus * (span["end"] - span["start"])
-    work = sum(seconds for (_, state), seconds in held.items() if state == "busy") / sum(held.values())
+    loading = spans["setting"]["learner_gpus"] * sum(step["taking_up"] for step in spans["steps"])
+    work = (sum(seconds for (_, state), seconds in held.items() if state == "busy") - loading) / sum(held.values())
+    loading /= sum(held.values())
     idle = held["learning", "idle"] / sum(held.values())
 
     readme = (REPOSITORY / "README.md").read_text()
@@ -190,4 +192,5 @@ def test_the_readme_has_the_savings_of_the_simulations_and_the_work_of_the_rehea
     assert text.replace("%", " %") in readme
     first, later = (statistics.median(each) for each in zip(*savings.values(), strict=True))
     assert f"{first:.0%} fewer in the first epoch, {later:.0%} fewer afterwards".replace("%", " %") in readme
-    assert f"{work:.0%} of the GPU-seconds held are work; the learner idles for {idle:.0%}".replace("%", " %") in readme
+    text = f"{work:.0%} of the GPU-seconds held are work, and {loading:.0%} load the learner's state"
+    assert f"{text}; the learner idles for {idle:.0%}".replace("%", " %") in readme
