@@ -17,12 +17,16 @@ def test_an_environment_and_its_score_are_enough() -> None:
     assert spec.rewards[0].kind == "environment"
 
 
+@pytest.mark.parametrize("engine", ["auto", "vllm", "transformers"])
+def test_every_engine_takes_samples_back(engine: str) -> None:
+    assert job(environment=CLASS, rewards=SCORE, generation={"engine": engine}).spec.generation.engine == engine
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"async": {}}, "can't be combined with async yet"),
         ({"generation": {"drafting": "auto"}}, "write generation.drafting: never"),
-        ({"generation": {"engine": "vllm"}}, "write generation.engine: transformers"),
         ({"sampling": {"stop": ["END"]}}, "not with sampling.stop"),
         ({"rehearsal": {"trace": "t.parquet", "gpu": "L40S"}}, "a rehearsal knows no turns yet"),
         ({"environment": None}, "the job has no environment; add spec.environment"),

@@ -1,69 +1,15 @@
 """Whole jobs whose model acts in an environment: actors and kills change no bit of the weights."""
 
-import contextlib
 import json
-import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-import yaml
 
-from rlhfless_functions.artifacts import ArtifactError
-from rlhfless_functions.data.rollouts import GeneratedSample, read_prepared, read_rollouts
-from tests.command_line import run_command
-from tests.figures import ROOT
-from tests.training.killing import start
+from tests.training.environment_jobs import MakeJob, finish, kill_in_mid_episode, learnt_samples
+from tests.training.environment_jobs import make_job as make_job  # A fixture.
 from tests.training.whole_jobs import assert_same_final_weights, folder_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-EXAMPLE = ROOT / "examples" / "tools"
-SLOW = """
-import time
-
-
-class SlowCounter(Counter):
-    def add(self, amount: int) -> str:
-        \"\"\"Add to the counter.
-
-        Args:
-            amount: the number to add.
-        \"\"\"
-        time.sleep(0.3)
-        return super().add(amount)
-"""
-
-MakeJob = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
-    """Make a job of two small steps in the example's environment, whose tools take a while."""
-    place = tmp_path_factory.mktemp("jobs")
-
-    def make(name: str, actors: int, **environment: Any) -> Path:
-        folder = place / name
-        shutil.copytree(EXAMPLE, folder)
-        job = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
-        (folder / "counter.py").write_text((EXAMPLE / "counter.py").read_text() + SLOW)
-        job["metadata"]["name"] = name
-        spec = job["spec"]
-        spec["environment"]["python"]["class"] = "SlowCounter"
-        spec["environment"] |= environment
-        spec["batch"] |= {"promptsPerStep": 4, "samplesPerPrompt": 3, "minibatchSamples": 6}
-        spec |= {"steps": 2, "planning": {"policy": "even"}, "artifacts": {"uri": str(place / "runs")}}
-        spec["generation"]["instances"] = {"min": actors, "max": actors}
-        spec["sampling"]["maxResponseTokens"] = 160
-        del spec["evaluation"]
-        file = folder / "job.yaml"
-        file.write_text(yaml.safe_dump(job))
-        return file
-
-    return make
 
 
 @pytest.fixture(scope="module")
@@ -73,47 +19,8 @@ def undisturbed(make_job: MakeJob) -> Path:
     return file
 
 
-def finish(file: Path) -> None:
-    log = file.parent / "log.txt"
-    assert start(run_command(file), log).wait() == 0, log.read_text()[-4000:]
-
-
-def unfinished_samples(file: Path) -> list[GeneratedSample]:
-    """The samples in the parts of the present step's rollouts that were stored before they were finished."""
-    found = list[GeneratedSample]()
-    for part in sorted((folder_of(file) / "rollouts").rglob("*.parquet")):
-        with contextlib.suppress(ArtifactError):  # The parts of a step that is done are removed.
-            found += [sample for sample in read_rollouts([str(part)]).values() if not sample.finished]
-    return found
-
-
-def processes_below(process: psutil.Process, kind: str) -> Iterator[psutil.Process]:
-    for each in process.children(recursive=True):
-        try:
-            if each.name().startswith(kind) or kind in " ".join(each.cmdline()):
-                yield each
-        except psutil.Error:
-            continue
-
-
-def kill_in_mid_episode(file: Path, kind: str) -> None:
-    """Run a job; kill a process of a kind once an answer of the environment is stored and episodes go on."""
-    log = file.parent / "log.txt"
-    driver = start(run_command(file), log)
-    killed = False
-    while driver.poll() is None:
-        if not killed and any(sample.given[1:] for sample in unfinished_samples(file)):
-            for process in list(processes_below(psutil.Process(driver.pid), kind))[:1]:
-                process.kill()
-                killed = True
-        time.sleep(0.05)
-    assert driver.returncode == 0, log.read_text()[-4000:]
-    assert killed, f"no process {kind} was there to kill"
-
-
 def test_episodes_have_given_tokens_and_outcomes(undisturbed: Path) -> None:
-    parts = sorted((folder_of(undisturbed) / "batches").rglob("*.parquet"))
-    finished = [sample for part in parts for sample in read_prepared([str(part)]).values()]
+    finished = learnt_samples(undisturbed)
     assert len(finished) == 2 * 4 * 3
     assert all(sample.outcome is not None and sample.given for sample in finished)
     assert max(len(sample.given) for sample in finished) > 2

@@ -16,8 +16,6 @@ def _can_be_combined(spec: JobFields) -> str | None:
         return "a rehearsal knows no turns yet; remove environment or rehearsal"
     if spec.generation.drafting != "never":
         return "an environment can't be combined with drafting yet; write generation.drafting: never"
-    if spec.generation.engine == "vllm":
-        return "vLLM can't continue an environment's samples yet; write generation.engine: transformers"
     if spec.sampling.stop:
         return "turns end with the model's own tokens, not with sampling.stop; remove one of the two"
     return None
@@ -38,14 +36,12 @@ _HAS_SCORES = "has(self.environment) && has(self.environment.python)"
 ENVIRONMENT_RULES = (
     Rule(
         "environment",
-        ("environment", "async", "rehearsal", "generation.drafting", "generation.engine", "sampling.stop"),
+        ("environment", "async", "rehearsal", "generation.drafting", "sampling.stop"),
         _can_be_combined,
         CelRule(
             "!has(self.environment) || !has(self.async) && !has(self.rehearsal) &&"
-            " self.generation.drafting == 'never' && self.generation.engine != 'vllm' &&"
-            " size(self.sampling.stop) == 0",
-            "environment can't be combined with async, rehearsal, generation.drafting, generation.engine: vllm or"
-            " sampling.stop yet",
+            " self.generation.drafting == 'never' && size(self.sampling.stop) == 0",
+            "environment can't be combined with async, rehearsal, generation.drafting or sampling.stop yet",
         ),
     ),
     Rule(

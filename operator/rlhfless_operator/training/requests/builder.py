@@ -75,7 +75,7 @@ class RequestBuilder:
         """Settings of the generation instances' engine."""
         generation, sampling = self._spec.generation, self._spec.sampling
         return EngineSettings(
-            name=generation.engine if self._spec.environment is None else "transformers",
+            name=generation.engine,
             vllm=generation.vllm,
             sequence_tokens=sampling.max_prompt_tokens + sampling.max_response_tokens,
             kv_budget_tokens=generation.kv_budget_tokens,
