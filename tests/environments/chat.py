@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rlhfless_functions.environments.bridge import Bridge
 from rlhfless_functions.environments.episodes import Observation, Turn
 from rlhfless_functions.environments.host import EpisodeHost
-from rlhfless_functions.environments.playing import PythonEpisodes
+from rlhfless_functions.environments.playing import PlayedEpisodes
+from rlhfless_functions.environments.sessions import Host
 from rlhfless_functions.environments.tool_calls import CallParser
 from rlhfless_functions.settings import EnvironmentSettings, PythonEnvironment
 
@@ -48,9 +49,9 @@ def settings_of(file: Path, name: str | None = "Env", **given: Any) -> Environme
 class Play:
     """Plays one sample as generation does: appends what is sampled and what is given, and keeps the spans."""
 
-    def __init__(self, settings: EnvironmentSettings, room: int = 4000, host: EpisodeHost | None = None) -> None:
+    def __init__(self, settings: EnvironmentSettings, room: int = 4000, host: Host | None = None) -> None:
         self.tokenizer = make_tokenizer()
-        self.host = host or EpisodeHost(settings)
+        self.host: Host = host or EpisodeHost(settings)
         self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
         self._settings = settings
         self._room = room
@@ -59,12 +60,12 @@ class Play:
         self.row: dict[str, Any] = {"prompt": [{"role": "user", "content": "Go."}]}
         self.episodes = self.make()
 
-    def make(self) -> PythonEpisodes:
+    def make(self) -> PlayedEpisodes:
         """Another actor's environments."""
         stop = [self.end]
         bridge = Bridge(self.tokenizer, self.host.schemas, {}, stop)
         parser = CallParser(self.tokenizer, self.host.schemas, bridge.generation_prompt)
-        return PythonEpisodes(self._settings, lambda: self.host, bridge, parser, self.tokenizer, stop)
+        return PlayedEpisodes(self._settings, lambda: self.host, bridge, parser, self.tokenizer, stop)
 
     def submit(self, *, truncated: bool = False) -> Observation:
         """Hand the response over and wait for the observation."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.environments.host import EnvironmentUnusableError, EpisodeHost
+from rlhfless_functions.environments.host import EpisodeHost
+from rlhfless_functions.environments.sessions import EnvironmentUnusableError
 from rlhfless_functions.settings import EnvironmentSettings
 from tests.environments.chat import Play, settings_of
 

@@ -277,7 +277,7 @@ def test_an_episode_survives_a_kill_from_outside(playing: Playing, victim: str) 
     play = playing(replayable=True)
     play.submit()
     play.call("move", '{"steps": 2}')
-    keeper = play.episodes._live[7, 1].process._keeper
+    keeper = play.episodes._live[7, 1].session._keeper
     assert keeper is not None
     if victim == "keeper":
         os.kill(keeper, signal.SIGKILL)

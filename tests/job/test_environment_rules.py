@@ -17,6 +17,12 @@ def test_an_environment_and_its_score_are_enough() -> None:
     assert spec.rewards[0].kind == "environment"
 
 
+@pytest.mark.parametrize("url", ["http://maze:8000", "wss://maze.example/env"])
+def test_an_environment_on_a_server_scores_as_a_class_does(url: str) -> None:
+    environment = job(environment={"openenv": {"url": url}}, rewards=SCORE).spec.environment
+    assert environment is not None and environment.is_scored and not environment.files
+
+
 @pytest.mark.parametrize("engine", ["auto", "vllm", "transformers"])
 def test_every_engine_takes_samples_back(engine: str) -> None:
     assert job(environment=CLASS, rewards=SCORE, generation={"engine": engine}).spec.generation.engine == engine
@@ -31,8 +37,10 @@ def test_every_engine_takes_samples_back(engine: str) -> None:
         ({"rehearsal": {"trace": "t.parquet", "gpu": "L40S"}}, "a rehearsal knows no turns yet"),
         ({"environment": None}, "the job has no environment; add spec.environment"),
         ({"environment": {"tools": ["t.py:add"]}}, "tools alone give no score; add environment.python"),
-        ({"environment": {}}, "environment needs python, tools or both"),
+        ({"environment": {}}, "environment needs python, openenv or tools"),
         ({"environment": {"tools": ["t.py"]}}, "tools"),
+        ({"environment": {"openenv": {"url": "maze:8000"}}}, "openenv.url"),
+        ({"environment": {**CLASS, "openenv": {"url": "http://maze"}}}, "openenv has its own tools; remove"),
         ({"evaluation": {"data": {"source": "h.jsonl"}, "rewards": SCORE}, "environment": None}, "no environment"),
     ],
 )

@@ -48,7 +48,10 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
         (folder / "counter.py").write_text((EXAMPLE / "counter.py").read_text() + SLOW)
         job["metadata"]["name"] = name
         spec = job["spec"]
-        spec["environment"]["python"]["class"] = "SlowCounter"
+        if "openenv" in environment:
+            del spec["environment"]["python"]
+        else:
+            spec["environment"]["python"]["class"] = "SlowCounter"
         spec["environment"] |= environment
         spec["batch"] |= {"promptsPerStep": 4, "samplesPerPrompt": 3, "minibatchSamples": 6}
         spec |= {"steps": 2, "planning": {"policy": "even"}, "artifacts": {"uri": str(place / "runs")}}
@@ -76,17 +79,27 @@ def learnt_samples(file: Path) -> list[GeneratedSample]:
 
 def kill_in_mid_episode(file: Path, kind: str) -> None:
     """Run a job; kill a process of a kind once an answer of the environment is stored and episodes go on."""
+
+    def kill(driver: int) -> bool:
+        found = list(_processes_below(psutil.Process(driver), kind))[:1]
+        for process in found:
+            process.kill()
+        return bool(found)
+
+    disturb_in_mid_episode(file, kill)
+
+
+def disturb_in_mid_episode(file: Path, disturb: Callable[[int], bool]) -> None:
+    """Run a job; disturb it, by its driver's id, once an answer of the environment is stored and episodes go on."""
     log = file.parent / "log.txt"
     driver = start(run_command(file), log)
-    killed = False
+    disturbed = False
     while driver.poll() is None:
-        if not killed and any(sample.given[1:] for sample in _unfinished_samples(file)):
-            for process in list(_processes_below(psutil.Process(driver.pid), kind))[:1]:
-                process.kill()
-                killed = True
+        if not disturbed and any(sample.given[1:] for sample in _unfinished_samples(file)):
+            disturbed = disturb(driver.pid)
         time.sleep(0.05)
     assert driver.returncode == 0, log.read_text()[-4000:]
-    assert killed, f"no process {kind} was there to kill"
+    assert disturbed, "nothing was there to disturb"
 
 
 def _unfinished_samples(file: Path) -> list[GeneratedSample]:

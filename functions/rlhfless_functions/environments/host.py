@@ -1,4 +1,5 @@
-"""A host of episodes from its parent's view: starts it, asks episodes with a time limit, and ends them completely."""
+"""A host of episodes in the user's own Python, from its parent's view: starts it, asks episodes with a time limit, and
+ends them completely."""
 
 import contextlib
 import json
@@ -16,6 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.environments.sessions import (
+    EnvironmentUnusableError,
+    EpisodeFailedError,
+    EpisodeKilledError,
+    EpisodeLateError,
+)
 from rlhfless_functions.rewards.channel import ChannelError, FrameBuffer, send
 from rlhfless_functions.rewards.process import end_processes
 from rlhfless_functions.runtime.activity import limited_wait
@@ -34,52 +41,28 @@ _MOST_LINES = 1000
 """Most lines of a host's output that are logged."""
 
 
-class EnvironmentUnusableError(Exception):
-    """The user's files can't be used; the message says why."""
-
-
-class EpisodeFailedError(Exception):
-    """The environment failed; the message ends a sentence that begins with it."""
-
-
-class EpisodeLateError(EpisodeFailedError):
-    """A call took too long."""
-
-
-class EpisodeKilledError(Exception):
-    """Something outside ended the episode's process."""
-
-
 class EpisodeProcess:
-    """One episode's processes."""
+    """One episode's processes; see `Session`."""
 
     def __init__(self, connection: socket.socket, lifeline: socket.socket) -> None:
+        self.waited = 0.0
         self._connection = connection
         self._lifeline = lifeline
         self._frames = FrameBuffer()
         self._keeper: int | None = None
 
     def ask(self, request: dict[str, Any], seconds: float, memory: int) -> dict[str, Any]:
-        """Ask, and wait for the answer.
-
-        Args:
-            request: `do` and its arguments, as the worker has them.
-            seconds: time limit.
-            memory: most bytes that its processes may use together.
-
-        Raises:
-            EpisodeLateError: it took longer.
-            EpisodeFailedError: it raised, ended, used too much memory, or wrote nonsense.
-            EpisodeKilledError: something outside ended it.
-        """
+        """Ask, and wait for the answer; see `Session`."""
         with limited_wait(seconds + _FORK_SECONDS):
             if self._keeper is None:
                 # Not the environment's own time: the host forks one episode after the other.
+                began = time.monotonic()
                 try:
                     hello = self._receive(time.monotonic() + _FORK_SECONDS, _FORK_SECONDS, memory)
                 except EpisodeLateError:
                     raise EpisodeKilledError(f"did not begin within {_FORK_SECONDS:g} s") from None
                 self._keeper = int(hello["keeper"])
+                self.waited += time.monotonic() - began
             deadline = time.monotonic() + seconds
             try:
                 self._connection.settimeout(seconds)
@@ -160,7 +143,7 @@ class EpisodeProcess:
 
 
 class EpisodeHost:
-    """The process that has run the user's files, and forks episodes.
+    """The process that has run the user's files, and forks episodes; see `Host`.
 
     Args:
         settings: the job's environment.

@@ -13,8 +13,10 @@ from rlhfless_functions.api import GenerationRequest, WeightsReference
 from rlhfless_functions.data.chats import EpisodePrompts
 from rlhfless_functions.environments.bridge import Bridge, BridgeError
 from rlhfless_functions.environments.episodes import Episodes
-from rlhfless_functions.environments.host import EnvironmentUnusableError, EpisodeHost
-from rlhfless_functions.environments.playing import PythonEpisodes
+from rlhfless_functions.environments.host import EpisodeHost
+from rlhfless_functions.environments.openenv import OpenEnvHost
+from rlhfless_functions.environments.playing import PlayedEpisodes
+from rlhfless_functions.environments.sessions import EnvironmentUnusableError, Host
 from rlhfless_functions.environments.tool_calls import CallParser, check_tools
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
@@ -29,7 +31,7 @@ class EpisodeMaker:
 
     def __init__(self) -> None:
         self._key = ""
-        self._host: EpisodeHost | None = None
+        self._host: Host | None = None
         self._parts: tuple[Bridge, CallParser, PreTrainedTokenizerBase, list[int]] | None = None
         self._lock = threading.Lock()
 
@@ -37,7 +39,7 @@ class EpisodeMaker:
         """Return the environments of a request's samples; None if the job has none.
 
         Raises:
-            TaskError: `environment_failed`: the user's files can't be used.
+            TaskError: `environment_failed`: the user's files or the server can't be used.
         """
         settings = request.environment
         if settings is None:
@@ -55,7 +57,7 @@ class EpisodeMaker:
                 parser = CallParser(tokenizer, schemas, bridge.generation_prompt)
             self._parts = (bridge, parser, tokenizer, stop)
         bridge, parser, tokenizer, stop = self._parts
-        return PythonEpisodes(settings, lambda: self._running(settings), bridge, parser, tokenizer, stop)
+        return PlayedEpisodes(settings, lambda: self._running(settings), bridge, parser, tokenizer, stop)
 
     def close(self) -> None:
         """End the host."""
@@ -63,7 +65,7 @@ class EpisodeMaker:
             self._host.close()
         self._host = self._parts = None
 
-    def _running(self, settings: EnvironmentSettings) -> EpisodeHost:
+    def _running(self, settings: EnvironmentSettings) -> Host:
         with self._lock:
             if self._host is not None and not self._host.alive():
                 self._host.close()
@@ -114,7 +116,7 @@ def _checked(
             "the chat template removes or changes earlier turns of the model once messages follow; training keeps every"
             " token that was sampled, so serve the model with a template that keeps them, too"
         )
-    return EpisodePrompts(schemas, closing if settings.python is not None else ""), notes
+    return EpisodePrompts(schemas, closing if settings.is_scored else ""), notes
 
 
 def stop_tokens(model: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -129,9 +131,9 @@ def stop_tokens(model: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> lis
     return sorted({each for each in [*ids, tokenizer.eos_token_id] if each is not None})
 
 
-def _started(settings: EnvironmentSettings) -> EpisodeHost:
+def _started(settings: EnvironmentSettings) -> Host:
     try:
-        return EpisodeHost(settings)
+        return EpisodeHost(settings) if settings.openenv is None else OpenEnvHost(settings)
     except EnvironmentUnusableError as error:
         raise TaskError("environment_failed", f"the environment {error}") from error
 

@@ -1,5 +1,4 @@
-"""Plays the episodes of a share in the user's own Python: a thread for each turn that is away, a process for each
-episode."""
+"""Plays the episodes of a share: a thread for each turn that is away, a session for each episode."""
 
 import logging
 import queue
@@ -15,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.environments.bridge import Bridge, BridgeError, Call
 from rlhfless_functions.environments.episodes import Observation, Outcome, SampleKey, Turn
-from rlhfless_functions.environments.host import (
+from rlhfless_functions.environments.sessions import (
     EpisodeFailedError,
-    EpisodeHost,
     EpisodeKilledError,
     EpisodeLateError,
-    EpisodeProcess,
+    Host,
+    Session,
+    SessionLostError,
 )
 from rlhfless_functions.environments.tool_calls import CallParser, Unread
 from rlhfless_functions.runtime.task import TaskError
@@ -42,7 +42,7 @@ class _DivergedError(Exception):
 class _Live:
     """An episode that goes on."""
 
-    process: EpisodeProcess
+    session: Session
     turns: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     away: float = 0.0
@@ -59,8 +59,8 @@ class _Answer:
     ended: str | None = None
 
 
-class PythonEpisodes:
-    """The environments of a share, in the user's own Python.
+class PlayedEpisodes:
+    """The environments of a share.
 
     Args:
         settings: the job's environment.
@@ -74,7 +74,7 @@ class PythonEpisodes:
     def __init__(
         self,
         settings: EnvironmentSettings,
-        host: Callable[[], EpisodeHost],
+        host: Callable[[], Host],
         bridge: Bridge,
         parser: CallParser,
         tokenizer: PreTrainedTokenizerBase,
@@ -130,7 +130,7 @@ class PythonEpisodes:
             self._waiting.clear()
             live = list(self._live.values())
         for each in live:
-            each.process.close()
+            each.session.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     # --- one turn, in a thread of its own ------------------------------------------------------------------------
@@ -157,14 +157,27 @@ class PythonEpisodes:
                 kills += 1
                 self._forget(turn.sample)
                 if kills > _KILLS:
-                    raise TaskError(
-                        "environment_failed",
-                        f"the environment of row {turn.sample[0]} was killed {kills} times; the kernel does this when"
-                        " memory runs out: use instances with more memory, or fewer samples for each",
-                        retryable=True,
-                    ) from error
+                    return self._given_up(turn, since, error, kills)
                 if turn.response and (not self._settings.replayable or isinstance(error, _DivergedError)):
                     return self._anew(turn, since)
+
+    def _given_up(self, turn: Turn, since: float, error: Exception, kills: int) -> Observation:
+        """End an episode whose session is lost again and again.
+
+        Raises:
+            TaskError: `environment_failed`, unless the server drops it at one of the model's turns.
+        """
+        if turn.response and isinstance(error, SessionLostError):
+            live = _Live(session=self._host().begin(), turns=len(turn.given))
+            self._live[turn.sample] = live
+            answer = self._failed(turn, "failed", EpisodeFailedError(f"{error}, {kills} times"))
+            return self._told(turn, answer, since)
+        remedy = f"; {error.remedy}" if isinstance(error, EpisodeKilledError) else ""
+        raise TaskError(
+            "environment_failed",
+            f"the environment of row {turn.sample[0]} {error}, {kills} times{remedy}",
+            retryable=True,
+        ) from error
 
     def _once(self, turn: Turn, since: float) -> Observation:
         if not turn.response:
@@ -198,16 +211,17 @@ class PythonEpisodes:
         with self._lock:
             self._live[turn.sample] = live
             if self._closed:
-                live.process.close()
+                live.session.close()
         text = None
         try:
             text = self._ask(live, {"do": "begin", "seed": turn.seed, "row": dict(turn.row)})["text"]
-            tokens = self._bridge.opening(text or "") if self._settings.python is not None else []
+            tokens = self._bridge.opening(text or "") if self._settings.is_scored else []
         except (EpisodeFailedError, BridgeError) as error:
             raise TaskError(
                 "environment_failed",
                 f"the environment can't begin an episode (row {turn.sample[0]} of the prompts): it {error}; correct it"
                 " or the row",
+                retryable=isinstance(error, EpisodeFailedError) and error.retryable,
             ) from error
         total = turn.room + len(turn.response)
         if len(tokens) >= total:
@@ -260,6 +274,8 @@ class PythonEpisodes:
 
     def _stepped(self, live: _Live, text: str, last: int | None) -> _Answer:
         answer = self._ask(live, {"do": "step", "text": text})
+        if "fault" in answer:
+            live.errors[answer["fault"]] += 1
         if answer["done"]:
             return _Answer([], "finished")
         return _Answer(self._bridge.after_text(last, answer["text"]))
@@ -268,19 +284,25 @@ class PythonEpisodes:
         calls = self._parser.calls(text)
         if not calls:
             return _Answer([], "answered")
-        results = [self._result(live, call) for call in calls]
+        results = []
+        for call in calls:
+            result, done = self._result(live, call)
+            if done:
+                return _Answer([], "finished")
+            results.append(result)
         named = [call if isinstance(call, Call) else Call("unknown", {}) for call in calls]
         return _Answer(self._bridge.after_calls(last, named, results))
 
-    def _result(self, live: _Live, call: Call | Unread) -> str:
+    def _result(self, live: _Live, call: Call | Unread) -> tuple[str, bool]:
+        """Return the result of a call for the model, and whether the episode is over."""
         if isinstance(call, Unread):
             live.errors["unparsed"] += 1
-            return f"Error: {call.reason}"
+            return f"Error: {call.reason}", False
         answer = self._ask(live, {"do": "call", "name": call.name, "arguments": call.arguments})
         if "fault" in answer:
             live.errors[answer["fault"]] += 1
-            return f"Error: {answer['message']}"
-        return str(answer["result"])
+            return f"Error: {answer['message']}", bool(answer.get("done"))
+        return str(answer["result"]), bool(answer.get("done"))
 
     def _failed(self, turn: Turn, ended: str, error: Exception) -> _Answer:
         if self._settings.on_failure == "fail":
@@ -295,13 +317,13 @@ class PythonEpisodes:
     def _outcome(self, turn: Turn, live: _Live, ended: str) -> Outcome:
         score = None
         failed = ended in ("toolSeconds", "episodeSeconds", "failed")
-        if self._settings.python is not None and not failed:
+        if self._settings.is_scored and not failed:
             try:
                 score = self._ask(live, {"do": "score"})["score"]
             except EpisodeFailedError as error:
                 ended = self._failed(turn, "failed", error).ended or ended
                 failed = True
-        if failed and self._settings.python is not None:
+        if failed and self._settings.is_scored:
             score = 0.0
         dropped = failed and self._settings.on_failure == "drop"
         return Outcome(
@@ -316,17 +338,17 @@ class PythonEpisodes:
 
     def _ask(self, live: _Live, request: dict[str, Any]) -> dict[str, Any]:
         left = max(0.01, self._settings.episode_seconds - live.spent)
-        began = time.monotonic()
+        began, waited = time.monotonic(), live.session.waited
         try:
-            return live.process.ask(request, min(self._settings.tool_seconds, left), self._settings.memory)
+            return live.session.ask(request, min(self._settings.tool_seconds, left), self._settings.memory)
         finally:
-            live.spent += time.monotonic() - began
+            live.spent += time.monotonic() - began - (live.session.waited - waited)
 
     def _forget(self, sample: SampleKey) -> None:
-        """End an episode's process, to begin it again."""
+        """End an episode's session, to begin it again."""
         live = self._live.pop(sample, None)
         if live is not None:
-            live.process.close()
+            live.session.close()
 
     def _end(self, sample: SampleKey) -> None:
         with self._lock:
@@ -336,6 +358,6 @@ class PythonEpisodes:
             if following is not None:
                 self._begun.add(following[0].sample)
         if live is not None:
-            live.process.close()
+            live.session.close()
         if following is not None:
             self._threads.submit(self._run, *following)

@@ -23,6 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from rlhfless_functions.environments.results import cut
 from rlhfless_functions.environments.user_code import EnvironmentFaultError, Episode, UserCode, load, schemas
 from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import describe
@@ -182,13 +183,7 @@ def _done(episode: Episode, request: dict[str, Any], longest: int) -> dict[str, 
 
 
 def _cut(text: str | None, longest: int) -> str | None:
-    """Return a text with its first bytes alone, and a note that there was more."""
-    if text is None:
-        return None
-    encoded = text.encode(errors="replace")
-    if len(encoded) <= longest:
-        return encoded.decode(errors="replace")
-    return f"{encoded[:longest].decode(errors='ignore')}… (cut off: {len(encoded)} bytes, at most {longest} are shown)"
+    return None if text is None else cut(text, longest)
 
 
 def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:

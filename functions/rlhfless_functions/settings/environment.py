@@ -17,6 +17,13 @@ class PythonEnvironment(Settings):
     `get_reward()` scores it, as in TRL. A class with `step(text)` is a text game without tools."""
 
 
+class OpenEnvEnvironment(Settings):
+    """A server of OpenEnv. Each sample has a session of its own."""
+
+    url: str = Field(pattern=r"^(https?|wss?)://[^\s/]\S*$", max_length=2000)
+    """Address of the server, such as `http://maze.environments:8000`."""
+
+
 ToolFunction = Annotated[str, Field(pattern=r"^[^:].*\.py:[A-Za-z_][A-Za-z0-9_]*$", max_length=1000)]
 """A function of a file, written `file.py:function`."""
 
@@ -26,6 +33,8 @@ class EnvironmentSettings(Settings):
 
     python: PythonEnvironment | None = None
     """A class of your own."""
+    openenv: OpenEnvEnvironment | None = None
+    """A server of OpenEnv, instead of a class."""
     tools: list[ToolFunction] = Field(default=[], max_length=64)
     """Functions that the model may call, each `file.py:function`; paths are relative to the job file. Their type hints
     and docstrings become the schema."""
@@ -54,8 +63,15 @@ class EnvironmentSettings(Settings):
         own = [] if self.python is None else [self.python.file]
         return list(dict.fromkeys([*own, *(tool.rpartition(":")[0] for tool in self.tools)]))
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether episodes begin with a text and end with a score, as tools alone don't."""
+        return self.python is not None or self.openenv is not None
+
     @model_validator(mode="after")
     def _has_something(self) -> Self:
-        if self.python is None and not self.tools:
-            raise ValueError("environment needs python, tools or both; it has neither")
+        if self.openenv is not None and (self.python is not None or self.tools):
+            raise ValueError("environment.openenv has its own tools; remove environment.python and environment.tools")
+        if not self.is_scored and not self.tools:
+            raise ValueError("environment needs python, openenv or tools; it has none")
         return self

@@ -26,12 +26,12 @@ def _scores_exist(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | N
         return None
     if spec.environment is None:
         return "a reward is the environment's score, but the job has no environment; add spec.environment"
-    if spec.environment.python is None:
+    if not spec.environment.is_scored:
         return "tools alone give no score; add environment.python, or take another reward"
     return None
 
 
-_HAS_SCORES = "has(self.environment) && has(self.environment.python)"
+_HAS_SCORES = "has(self.environment) && (has(self.environment.python) || has(self.environment.openenv))"
 
 ENVIRONMENT_RULES = (
     Rule(
@@ -50,7 +50,7 @@ ENVIRONMENT_RULES = (
         lambda spec: _scores_exist(spec, spec.rewards),
         CelRule(
             f"!self.rewards.exists(r, has(r.environment)) || {_HAS_SCORES}",
-            "a reward that is the environment's score needs environment.python",
+            "a reward that is the environment's score needs environment.python or environment.openenv",
         ),
     ),
     Rule(
@@ -60,7 +60,7 @@ ENVIRONMENT_RULES = (
         CelRule(
             "!has(self.evaluation) || !has(self.evaluation.rewards) ||"
             f" !self.evaluation.rewards.exists(r, has(r.environment)) || {_HAS_SCORES}",
-            "a reward that is the environment's score needs environment.python",
+            "a reward that is the environment's score needs environment.python or environment.openenv",
         ),
     ),
 )

@@ -45,6 +45,13 @@ def test_a_job_needs_its_stores_and_its_reward_servers(tiny_job: Callable[..., P
     }
 
 
+def test_a_job_needs_its_environments_server(tiny_job: Callable[..., Path]) -> None:
+    environment = {"openenv": {"url": "wss://maze.example"}}
+    found = addresses(tiny_job, environment=environment)
+    assert found == {"wss://maze.example"}
+    assert egress_rules(found, "team", [])[1:] == [{"to": OUTSIDE, "ports": [{"port": 443, "protocol": "TCP"}]}]
+
+
 def test_a_model_by_name_is_on_the_hub_or_on_its_mirror(tiny_job: Callable[..., Path]) -> None:
     named = {"source": "Qwen/Qwen3-0.6B"}
     assert addresses(tiny_job, model=named) == {HUB}

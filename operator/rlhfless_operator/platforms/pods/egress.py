@@ -21,7 +21,7 @@ HUB = "https://huggingface.co"
 _S3 = "https://s3.amazonaws.com"
 _SOME_STORE = "https://store.invalid"
 """A store of which only HTTPS is known."""
-_PORTS = {"http": 80, "https": 443}
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _NAMES: Rule = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 _METADATA = (
     *("169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"),
@@ -36,7 +36,8 @@ _ANYWHERE: tuple[Rule, ...] = (
 
 
 def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set[str]:
-    """Return the URLs that the functions of a job connect to: stores, the model hub and reward servers.
+    """Return the URLs that the functions of a job connect to: stores, the model hub, reward servers and the
+    environment's.
 
     Args:
         job: the job, with resolved paths.
@@ -44,6 +45,8 @@ def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set
         environment: the operator's environment; the functions use its `AWS_ENDPOINT_URL` and `HF_ENDPOINT` too.
     """
     found = {reward.http.url for reward in job.spec.all_rewards if reward.http is not None}
+    if job.spec.environment is not None and job.spec.environment.openenv is not None:
+        found.add(job.spec.environment.openenv.url)
     for source in (root, *_files(job)):
         if is_uri(source):
             found |= {_store(source, environment)} - {""}
