@@ -10,7 +10,7 @@ import pytest
 
 from rlhfless_functions.environments.episodes import Turn
 from rlhfless_functions.environments.openenv import OpenEnvHost
-from rlhfless_functions.environments.sessions import EnvironmentUnusableError
+from rlhfless_functions.environments.sessions import EnvironmentUnusableError, EpisodeKilledError
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings
 from tests.environments.chat import Play
@@ -166,9 +166,9 @@ def test_samples_wait_while_the_server_is_full(playing: Playing) -> None:
 
     def episode() -> None:
         session = host.begin()
-        session.ask({"do": "begin", "seed": 1, "row": {}}, 5.0, 0)
+        session.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
         time.sleep(0.05)
-        totals.append(session.ask({"do": "call", "name": "add", "arguments": {"amount": 2}}, 5.0, 0)["result"])
+        totals.append(session.ask({"do": "call", "name": "add", "arguments": {"amount": 2}}, 60.0, 0)["result"])
         session.close()
 
     threads = [threading.Thread(target=episode) for _ in range(8)]
@@ -181,12 +181,30 @@ def test_samples_wait_while_the_server_is_full(playing: Playing) -> None:
 
 def test_the_end_of_a_share_does_not_wait_for_a_full_server(playing: Playing) -> None:
     play, _ = playing(capacity=1)
-    play.host.begin().ask({"do": "begin", "seed": 1, "row": {}}, 5.0, 0)
+    play.host.begin().ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
     play.episodes.submit(Turn((7, 1), play.row, [], [], seed=3, truncated=False, room=4000))
     while not play.episodes._live:
         time.sleep(0.01)
     play.episodes.close()
     assert not any(each.is_alive() for each in play.episodes._threads._threads)
+
+
+def test_a_session_that_is_closed_before_it_asks_waits_for_nothing(
+    playing: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, _ = playing(capacity=1)
+    play.host.begin().ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
+    session = play.host.begin()
+    do = OpenEnvHost._do
+
+    def closed_first(host: OpenEnvHost, what: Any) -> Any:
+        monkeypatch.setattr(OpenEnvHost, "_do", do)
+        session.close()
+        return do(host, what)
+
+    monkeypatch.setattr(OpenEnvHost, "_do", closed_first)
+    with pytest.raises(EpisodeKilledError, match="was ended"):
+        session.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
 
 
 def test_a_server_that_comes_back_within_the_time_of_a_call_ends_nothing(playing: Playing) -> None:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -272,9 +272,12 @@ class OpenEnvSession:
             what.close()
             raise EpisodeKilledError("was ended")
         future = self._future = self._host._do(what)
+        if self._closed:
+            # `close` may not have seen it.
+            future.cancel()
         try:
             return future.result()
-        except asyncio.CancelledError:
+        except CancelledError:
             raise EpisodeKilledError("was ended") from None
         except SessionLostError as error:
             raise (EpisodeKilledError("was ended") if self._closed else error) from None
