@@ -238,6 +238,30 @@ def test_a_python_script_is_read_as_syntax(tmp_path: Path) -> None:
     assert "move it into a file that trains nothing" in left(conversion)["reward_funcs"]
 
 
+AGENT = """
+from trl import GRPOConfig, GRPOTrainer
+from games.maze import Maze
+from lib import tools as helpers
+
+def search(query: str) -> str:
+    ...
+
+TOOLS = [search, helpers.fetch]
+GRPOTrainer(model="m", train_dataset="d", args=GRPOConfig(max_tool_calling_iterations=3), tools=TOOLS,
+            environment_factory=Maze, reward_funcs=[])
+"""
+
+
+def test_tools_and_the_environment_of_a_script_are_named(tmp_path: Path) -> None:
+    fields = read(tmp_path, "agent.py", AGENT).fields
+    assert fields["tools"] == ["agent.search", "helpers.fetch"]
+    assert fields["environment_factory"] == "games.maze.Maze"
+    conversion = converted(tmp_path, "agent.py", AGENT)
+    assert "search is in the script itself: move it into a file that trains nothing" in left(conversion)["tools"]
+    made = read(tmp_path, "agent.py", AGENT.replace("=Maze,", "=lambda: Maze(8),")).fields["environment_factory"]
+    assert isinstance(made, Unknown)
+
+
 def test_a_data_set_that_a_script_changes_is_left(tmp_path: Path) -> None:
     script = 'GRPOConfig()\nGRPOTrainer(train_dataset=load_dataset("org/tasks", split="train").map(prepare), model="m")'
     conversion = converted(tmp_path, "train.py", script)

@@ -274,3 +274,30 @@ def test_the_document_says_what_each_value_was_made_of() -> None:
     assert "    warmupSteps: 5  # warmup_ratio\n" in text
     assert "    beta2: 0.999  # TRL's default\n" in text
     assert yaml.safe_load(text)["spec"]["steps"] == 10
+
+
+# --- tools and environments --------------------------------------------------------------------------------------
+
+
+def test_an_environment_keeps_its_class_its_score_and_its_turns() -> None:
+    conversion = converted(environment_factory="games.maze.Maze", max_tool_calling_iterations=3, reward_funcs=None)
+    spec = spec_of(conversion)
+    assert spec.environment is not None and spec.environment.python is not None
+    assert (spec.environment.python.file, spec.environment.python.class_name) == ("games/maze.py", "Maze")
+    assert spec.environment.max_turns == 4, "after the last call the model has one more turn"
+    assert [(reward.name, reward.kind) for reward in spec.rewards] == [("maze", "environment")]
+    assert left(conversion)["reward_funcs"] == "remove reward maze if its class has no get_reward"
+
+
+def test_tools_are_functions_of_files_and_other_rewards_stay() -> None:
+    conversion = converted(tools=["mine.search.search", "fetch"])
+    spec = spec_of(conversion)
+    assert spec.environment is not None
+    assert spec.environment.tools == ["mine/search.py:search", "tools.py:fetch"]
+    assert spec.environment.max_turns == 1000, "TRL's turns are not limited"
+    assert [reward.name for reward in spec.rewards] == ["score"]
+    assert left(conversion)["tools"] == "its script has fetch: put it into tools.py"
+
+
+def test_a_job_without_tools_has_no_limit_of_turns() -> None:
+    assert spec_of(converted(max_tool_calling_iterations=3)).environment is None

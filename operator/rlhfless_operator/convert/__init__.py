@@ -3,8 +3,8 @@
 - `reading/`: read a configuration. `shell/`: evaluate the shell script that it is in. `converting`: convert what was
   read. `conversion`: convert by a peer's table. `datasets`: sources of prompts from a peer's names. `writing`: write
   the job and the report.
-- `trl`: the table of TRL's fields. `trl_meanings` and `trl_algorithm`: their conversions. `trl_others`: fields that a
-  job does not have.
+- `trl`: the table of TRL's fields. `trl_meanings`, `trl_algorithm` and `trl_environments`: their conversions.
+  `trl_others`: fields that a job does not have.
 - `verl`: the table of verl's fields. `verl_meanings`, `verl_algorithm`: their conversions. `verl_others`: fields that
   a job does not have. `verl_engines`: fields of verl's engines, which change nothing that is learnt.
 - `openrlhf`: the table of OpenRLHF's arguments. `openrlhf_meanings`: their conversions. `openrlhf_others`: arguments

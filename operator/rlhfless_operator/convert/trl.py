@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhfless_operator.convert import trl_algorithm as algorithm
+from rlhfless_operator.convert import trl_environments as environments
 from rlhfless_operator.convert import trl_meanings as meanings
 from rlhfless_operator.convert.conversion import (
     Conversion,
@@ -73,6 +74,9 @@ ROWS: dict[str, Row] = {
     **renamed({"shuffle_dataset": True, "chat_template_kwargs": None}),
     "max_prompt_length": Row(None, meanings.longest_prompt, also=("vllm_max_model_length",)),
     "reward_funcs": Row(None, meanings.rewards, also=("reward_model_name_or_path",)),
+    "tools": Row(None, environments.tools),
+    "environment_factory": Row(None, environments.factory),
+    "max_tool_calling_iterations": Row(None, environments.turns, also=("tools", "environment_factory")),
     "reward_model_name_or_path": Row(None, part_of("rewards")),
     "reward_weights": Row(None, part_of("rewards")),
     # what scripts around TRL have, such as open-r1's

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlhfless_operator.convert.conversion import Left, Outcome, Theirs, Unneeded, Written, job_name, share
 from rlhfless_operator.convert.datasets import entries_to, fields_of, is_file, source_of
+from rlhfless_operator.convert.trl_environments import environment_reward
 from rlhfless_operator.job.reading.familiar_values import round_up
 
 # --- how large a step is ---
@@ -166,6 +167,9 @@ def rewards(value: Any, theirs: Theirs) -> Outcome:
         names = [other["name"] for other in terms[:number_]]
         term["name"] = term["name"] if term["name"] not in names else f"{term['name']}-{number_}"
         term |= {"weight": float(weight)} if float(weight) != 1 else {}
+    own, note = environment_reward(theirs)
+    terms += own
+    notes += [note] if note else []
     if not terms:
         placeholder = {"name": "reward", "python": {"file": "reward.py", "function": "reward"}}
         return Left(

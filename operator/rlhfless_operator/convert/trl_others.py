@@ -132,7 +132,6 @@ OTHERS: dict[str, Row] = dict(
         *_lacking({"disable_dropout": False}, "policies are trained without dropout"),
         *_lacking({"router_aux_loss_coef": None}, "the routers of experts get no loss of their own"),
         *_lacking({"cast_lm_head_to_fp32": False}, "logits are float32, the output layer is as the model's dtype"),
-        *_lacking({"max_tool_calling_iterations": None}, "there are no tools"),
         *_lacking({"trust_remote_code": False}, "models with code of their own are refused"),
         *_lacking({"torch_compile": False}, "set learning.compile; the update is the same up to rounding"),
         *_lacking({"optim_args": None, "optim_target_modules": None}, "see spec.optimizer for what there is"),

@@ -19,8 +19,8 @@ _LORA = {
     "target_parameters": "lora_target_parameters",
     **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")},
 }
-_TRAINER = {"processing_class", "callbacks", "optimizers", "tools", "rollout_func", "environment_factory",
-            "reward_processing_classes", "quantization_config"}  # fmt: skip
+_TRAINER = {"processing_class", "callbacks", "optimizers", "rollout_func", "reward_processing_classes",
+            "quantization_config"}  # fmt: skip
 
 
 def read_python(path: Path, text: str) -> Configuration:
@@ -64,6 +64,10 @@ def _read_trainer(call: ast.Call, script: "_Script", found: Configuration, path:
             found.fields["model_name_or_path"] = _model(script.origin(value), script)
         elif name == "reward_funcs":
             found.fields["reward_funcs"] = _rewards(value, script, path)
+        elif name == "tools":
+            found.fields["tools"] = _members(script.origin(value), script, path)
+        elif name == "environment_factory":
+            found.fields["environment_factory"] = _member(value, script, path)
         elif name == "train_dataset":
             found.fields |= _dataset(value, script)
         elif name == "eval_dataset":
@@ -119,6 +123,28 @@ def _rewards(node: ast.expr, script: "_Script", path: Path) -> Any:
     return whole(names)
 
 
+def _members(node: ast.expr, script: "_Script", path: Path) -> Any:
+    """Return the names of functions in a list."""
+    if isinstance(node, ast.Constant) and node.value is None:
+        return None
+    if not isinstance(node, ast.List | ast.Tuple):
+        return Unknown(ast.unparse(node), "it is made when the script runs: write environment.tools")
+    return whole([_member(item, script, path) for item in node.elts])
+
+
+def _member(node: ast.expr, script: "_Script", path: Path) -> Any:
+    """Return the name of a function or a class: `module.name`, or its name alone if nobody knows where it is."""
+    if isinstance(node, ast.Constant) and node.value is None:
+        return None
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return Unknown(" ".join(ast.unparse(node).split()), "it is made when the script runs: name a class or function")
+    name = ast.unparse(node)
+    if name in script.functions | script.classes:
+        return f"{path.stem}.{name}"
+    module = script.imported.get(name, "")
+    return f"{module}.{name}" if module else name
+
+
 def _dataset(node: ast.expr, script: "_Script") -> dict[str, Any]:
     """Return the fields of the data that a script trains on, by TRL's names where they suffice."""
     entries = _entries(node, script)
@@ -146,6 +172,7 @@ class _Script:
         self.functions = {
             node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
+        self.classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         self.imported: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
