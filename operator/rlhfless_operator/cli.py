@@ -21,6 +21,7 @@ from rlhfless_operator.commands.report import report
 from rlhfless_operator.commands.run import run
 from rlhfless_operator.commands.sample import sample
 from rlhfless_operator.commands.simulate import simulate
+from rlhfless_operator.commands.try_environment import try_environment
 from rlhfless_operator.commands.try_reward import try_reward
 from rlhfless_operator.commands.validate import validate
 from rlhfless_operator.errors import UserError
@@ -54,6 +55,7 @@ _COMMANDS = (
     validate,
     convert,
     try_reward,
+    try_environment,
     report,
     compare,
     sample,

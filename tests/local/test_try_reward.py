@@ -135,7 +135,7 @@ def test_the_score_of_an_environment_is_refused(options: list[str]) -> None:
     assert result.exit_code == 1
     assert isinstance(result.exception, TrialError)
     assert "reward 'solved' is the score of the job's environment" in str(result.exception)
-    assert "remove it from a copy of the job" in str(result.exception)
+    assert "use rlhfless try-environment, or remove it from a copy of the job" in str(result.exception)
 
 
 def test_data_that_cannot_be_read_is_named(tiny_job: MakeJob) -> None:

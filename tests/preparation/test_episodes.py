@@ -6,6 +6,7 @@ from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.preparation.chunk_metrics import chunk_metrics
 from rlhfless_functions.preparation.reward_groups import head, reward_group, with_episodes
+from rlhfless_functions.preparation.stage import episode_messages
 from rlhfless_functions.rewards.callables import scorer_of
 from rlhfless_functions.rewards.calls import Call
 from rlhfless_functions.rewards.groups import RewardGroup
@@ -74,6 +75,18 @@ def test_rewards_see_the_conversation_without_the_prompts_end() -> None:
             {"role": "assistant", "content": "back"},
         ]
     ]
+
+
+def test_people_see_the_conversation_from_what_the_environment_began_with() -> None:
+    assert episode_messages(TALK, TOKENIZER) == [
+        {"role": "user", "content": "head"},
+        {"role": "assistant", "content": "look"},
+        {"role": "tool", "content": "a wall"},
+        {"role": "assistant", "content": "back"},
+    ]
+    alone = _sample(0, ("answer", False))
+    alone.outcome = None
+    assert episode_messages(alone, TOKENIZER) == []
 
 
 def test_the_environments_score_is_a_term_beside_others_and_a_dropped_sample_has_no_reward() -> None:

@@ -323,6 +323,15 @@ def test_a_sample_of_training_tells_its_terms_and_its_advantage() -> None:
     assert "sample 0 unscored 7 tokens, truncated, right 1, format unscored, advantage -0.5" in text
 
 
+def test_an_episode_is_shown_as_a_conversation() -> None:
+    said = [("user", "=5"), ("assistant", "<call>add"), ("tool", "8")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    text = Outline(training_section([training_sample(1, 0, messages=messages)])).text
+    for part in ("environment=5", "model<call>add", "environment8"):
+        assert part in text
+    assert "<b>1/0" not in text
+
+
 def test_one_prompt_or_a_short_common_beginning_is_shown_whole() -> None:
     assert shared_lines(["a\nb"]) == ""
     assert shared_lines(["Q:\n1", "Q:\n2"]) == ""

@@ -26,6 +26,10 @@ def test_episodes_have_given_tokens_and_outcomes(undisturbed: Path) -> None:
     assert max(len(sample.given) for sample in finished) > 2
     lines = (folder_of(undisturbed) / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    samples = [json.loads(line) for line in (folder_of(undisturbed) / "samples.jsonl").read_text().splitlines()]
+    roles = [[message["role"] for message in sample["messages"]] for sample in samples]
+    assert roles and all(each[:2] == ["user", "assistant"] for each in roles)
+    assert any("tool" in each for each in roles)
 
 
 def test_three_actors_give_the_weights_of_one(make_job: MakeJob, undisturbed: Path) -> None:

@@ -14,7 +14,7 @@ log-probabilities travel through the artifact store, never through this contract
 - `pieces`: the pieces of a step's batch, and their journal.
 - `metrics`: names, units and meanings of all metrics.
 - `probe`: the messages of `rlhfless probe`.
-- `reward_trial`: the messages of `rlhfless try-reward`.
+- `reward_trial`, `episode_trial`: the messages of `rlhfless try-reward` and `try-environment`.
 - `data_check`: the messages of `rlhfless validate --data`.
 """
 

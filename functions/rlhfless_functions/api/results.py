@@ -140,6 +140,9 @@ class ExampleSample(Message):
     """Number of the sample in its group."""
     prompt: str
     response: str
+    messages: list[dict[str, str]] = Field(default=[])
+    """The response of an episode as messages: what the environment began with (`user`), the model's turns
+    (`assistant`), and what came between them (`tool`)."""
     reward: float | None
     terms: dict[str, float | None] = Field(default={})
     """Each reward's value, before weighting."""

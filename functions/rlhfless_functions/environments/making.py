@@ -41,18 +41,27 @@ class EpisodeMaker:
         Raises:
             TaskError: `environment_failed`: the user's files or the server can't be used.
         """
-        settings = request.environment
-        if settings is None:
+        if request.environment is None:
             return None
-        key = settings.model_dump_json() + request.model.model_dump_json() + str(request.chat_template_kwargs)
+        return self.make(request.environment, request.model, request.chat_template_kwargs)
+
+    def make(
+        self, settings: EnvironmentSettings, model: ModelSettings, template_arguments: Mapping[str, Any]
+    ) -> Episodes:
+        """Return the environments of a job's samples.
+
+        Raises:
+            TaskError: as above.
+        """
+        key = settings.model_dump_json() + model.model_dump_json() + str(template_arguments)
         if key != self._key:
             self.close()
             self._key = key
         schemas = self._running(settings).schemas
         if self._parts is None:
-            tokenizer = load_tokenizer(request.model, _original(request.model))
-            stop = stop_tokens(request.model, tokenizer)
-            bridge = Bridge(tokenizer, schemas, request.chat_template_kwargs, stop)
+            tokenizer = load_tokenizer(model, _original(model))
+            stop = stop_tokens(model, tokenizer)
+            bridge = Bridge(tokenizer, schemas, template_arguments, stop)
             with _refused():
                 parser = CallParser(tokenizer, schemas, bridge.generation_prompt)
             self._parts = (bridge, parser, tokenizer, stop)

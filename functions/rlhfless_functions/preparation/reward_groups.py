@@ -6,7 +6,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.data.prompts import Prompt
-from rlhfless_functions.data.rollouts import PreparedSample
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.rewards.groups import Message, RewardGroup
 
 
@@ -32,27 +32,33 @@ def head(given: Sequence[tuple[int, int]]) -> int:
 
 
 def with_episodes(
-    group: RewardGroup, samples: Sequence[PreparedSample], tokenizer: PreTrainedTokenizerBase
+    group: RewardGroup, samples: Sequence[GeneratedSample], tokenizer: PreTrainedTokenizerBase
 ) -> RewardGroup:
     """Return a group with its conversations, and what its environments scored."""
     outcomes = [sample.outcome or {} for sample in samples]
     return replace(
         group,
-        conversations=[_conversation(sample, tokenizer) for sample in samples],
+        conversations=[conversation(sample, tokenizer) for sample in samples],
         episode_scores=[outcome.get("score") for outcome in outcomes],
         dropped=[bool(outcome.get("dropped")) for outcome in outcomes],
     )
 
 
-def _conversation(sample: PreparedSample, tokenizer: PreTrainedTokenizerBase) -> list[Message]:
-    """Return a response as messages: the model's turns, and what came between them."""
+def conversation(sample: GeneratedSample, tokenizer: PreTrainedTokenizerBase, *, whole: bool = False) -> list[Message]:
+    """Return a response as messages: the model's turns, and what came between them.
+
+    Args:
+        sample: a sample with an environment.
+        tokenizer: the model's.
+        whole: with the template's special tokens.
+    """
     messages: list[Message] = []
     place = head(sample.given)
     end = len(sample.response_tokens)
     for start, stop in [*(span for span in sample.given if span[0] >= place), (end, end)]:
         for role, first, last in (("assistant", place, start), ("tool", start, stop)):
             if first < last:
-                text = tokenizer.decode(sample.response_tokens[first:last], skip_special_tokens=True)
+                text = tokenizer.decode(sample.response_tokens[first:last], skip_special_tokens=not whole)
                 messages.append({"role": role, "content": text})
         place = stop
     return messages

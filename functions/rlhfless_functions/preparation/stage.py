@@ -40,7 +40,7 @@ from rlhfless_functions.environments.making import episode_prompts
 from rlhfless_functions.preparation.chunk_metrics import chunk_metrics
 from rlhfless_functions.preparation.models import PreparationModels
 from rlhfless_functions.preparation.passes import ForwardPasses
-from rlhfless_functions.preparation.reward_groups import head, reward_group, with_episodes
+from rlhfless_functions.preparation.reward_groups import conversation, head, reward_group, with_episodes
 from rlhfless_functions.rewards.groups import Progress, RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer, Scores
 from rlhfless_functions.rewards.truth_check import unreadable_truths
@@ -283,6 +283,7 @@ def _examples(
             index=sample.index,
             prompt=_readable(group.prompt.text),
             response=_readable(str(tokenizer.decode(sample.response_tokens, skip_special_tokens=True))),
+            messages=episode_messages(sample, tokenizer),
             reward=sample.reward,
             terms=sample.reward_terms,
             advantage=math.fsum(sample.advantages) / tokens if sample.advantages and tokens else None,
@@ -295,6 +296,16 @@ def _examples(
         for tokens in (sample.sampled_tokens,)
         if sample.key in wanted
     ]
+
+
+def episode_messages(sample: PreparedSample, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, str]]:
+    """Return the response of an episode as messages; none without an environment."""
+    if sample.outcome is None:
+        return []
+    begun = str(tokenizer.decode(sample.response_tokens[: head(sample.given)], skip_special_tokens=True))
+    said = conversation(sample, tokenizer, whole=True)
+    first = [{"role": "user", "content": begun}] if begun.strip() else []
+    return [*first, *({**each, "content": _readable(each["content"])} for each in said)]
 
 
 def _readable(text: str) -> str:

@@ -4,6 +4,6 @@
 - `fork_server`: fork local instances.
 - `preload`: the model that a new pod loads. `caches`: the folders for downloads and compiled code.
 - `emulation`: all three functions on emulated GPUs.
-- `probe`, `sample` and `try_reward`: answer the commands with these names.
+- `probe`, `sample`, `try_reward` and `try_environment`: answer the commands with these names.
 - `check_data`: answers `rlhfless validate --data`.
 """

@@ -2,7 +2,7 @@
 
 A command imports what it runs when it runs, so that `rlhfless --help` answers at once.
 
-- Jobs: `run`, `validate`, `try_reward`, `convert`, `plan`, `simulate`.
+- Jobs: `run`, `validate`, `try_reward`, `try_environment`, `convert`, `plan`, `simulate`.
 - Runs: `report`, `compare`, `sample`, `export`, `replay`, `probe`.
 - Clusters: `operator`, `preflight`, `crd`, `reference`.
 - `options`: the options that several commands share. `exits`: the exit with a message and a status.

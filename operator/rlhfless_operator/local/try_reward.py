@@ -46,8 +46,7 @@ def make_trial(
         if reward.environment is not None:
             raise TrialError(
                 f"reward '{reward.name}' is the score of the job's environment, and try-reward plays no episodes;"
-                " remove it from a copy of the job to try the other rewards, or run the job with spec.steps: 1 to see"
-                " its scores"
+                " use rlhfless try-environment, or remove it from a copy of the job to try the other rewards"
             )
     return RewardTrial(
         model=spec.model,

@@ -138,6 +138,8 @@ class SampleRecord(Record):
     """The prompt's text."""
     response: str
     """The response's text; a very long one is shortened in the middle."""
+    messages: list[dict[str, str]] = []
+    """The response of an episode as messages with `role` and `content`; empty without an environment."""
     reward: float | None = None
     """Its reward; None if it could not be scored."""
     terms: dict[str, float | None] = {}

@@ -10,6 +10,7 @@ from rlhfless_operator.records.record import SampleRecord
 MOST_PROMPTS = 12
 MOST_STEPS = 16
 _SHORTEST_PREFIX = 40
+_SPEAKERS = {"assistant": "model", "tool": "environment", "user": "environment"}
 
 
 def samples_section(samples: Sequence[SampleRecord]) -> str:
@@ -87,7 +88,18 @@ def _sample(sample: SampleRecord, label: str) -> str:
         parts.append(f"advantage {format_number(sample.advantage)}")
     return (
         f'<p class="when" style="margin-top:8px">{label} {_badge(sample.reward)} {escape(", ".join(parts))}</p>'
-        f"<pre>{escape(sample.response)}</pre>"
+        f"{_said(sample)}"
+    )
+
+
+def _said(sample: SampleRecord) -> str:
+    """Return a response: of an episode, each message under its speaker."""
+    if not sample.messages:
+        return f"<pre>{escape(sample.response)}</pre>"
+    return "".join(
+        f'<p class="when">{escape(_SPEAKERS.get(role := str(message.get("role")), role))}</p>'
+        f"<pre>{escape(str(message.get('content', '')))}</pre>"
+        for message in sample.messages
     )
 
 
