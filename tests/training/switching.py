@@ -22,6 +22,7 @@ from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
 from rlhfless_operator.training.journal.step_journal import StepJournal
+from rlhfless_operator.training.stages.live_actors import LiveActors
 from tests.training.dying_driver import Deaths
 from tests.training.whole_jobs import run_job
 
@@ -91,7 +92,12 @@ def switch_midway(points: Collection[str] = (), deaths: Deaths | None = None) ->
                 if version > first and isinstance(event, Samples | Partial):
                     reached("continued")
 
+    async def never(actors: LiveActors, *, beside: int) -> None:
+        # A rollout begins when the one before it is complete, and so with all that it has to decode.
+        await asyncio.Event().wait()
+
     RolloutsAhead.__init__ = noted  # type: ignore[method-assign]
+    LiveActors.room = never  # type: ignore[method-assign]
     LocalPlatform.run = held  # type: ignore[method-assign]
 
 

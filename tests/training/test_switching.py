@@ -73,6 +73,7 @@ def prefetches(cold_start: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def switches_midway(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(LocalPlatform, "run", LocalPlatform.run)
     monkeypatch.setattr(RolloutsAhead, "__init__", RolloutsAhead.__init__)
+    monkeypatch.setattr(live_actors.LiveActors, "room", live_actors.LiveActors.room)
     switch_midway()
     yield
 
