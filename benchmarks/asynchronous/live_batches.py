@@ -49,11 +49,12 @@ from rlhfless_operator.simulator.traces import generate as draw_trace
 from rlhfless_operator.simulator.traces import write_trace
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
-from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
+from rlhfless_operator.training.stages.live_actors import LiveActors
 
 PROMPTS, SAMPLES = 64, 8
 WEIGHTS = WeightsReference(version=0, uri="w")

@@ -123,9 +123,10 @@ class Run:
         from rlhfless_operator.platforms.stream import open_session, run_task
         from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
         from rlhfless_operator.training.actors.generated import GenerationOutcome
+        from rlhfless_operator.training.actors.live_actor import Weights
         from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
         from rlhfless_operator.training.instances.instance_queue import InstanceQueue
-        from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
+        from rlhfless_operator.training.stages.live_actors import LiveActors
 
         model = ModelSettings(source=str(self._made[0]), dtype="float32")
 

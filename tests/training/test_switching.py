@@ -12,6 +12,7 @@ from rlhfless_functions.api import BatchReference, WeightsReference
 from rlhfless_functions.data.rollouts import PreparedSample
 from rlhfless_functions.learning.batch import read_batch
 from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.training.actors import live_actor
 from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
 from rlhfless_operator.training.stages import live_actors
 from tests.training.asynchronous.test_loop import check_prompts, entries, replayed
@@ -62,11 +63,11 @@ def prefetches(cold_start: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (hook / "sitecustomize.py").write_text(HELD_BACK)
     monkeypatch.setenv("PYTHONPATH", str(hook), prepend=":")
 
-    def is_ready(actor: live_actors.LiveActor, new: WeightsReference) -> bool:
+    def is_ready(actor: live_actor.LiveActor, new: WeightsReference) -> bool:
         return (actor.prefetched or -1) >= new.version
 
     # One that looks for nothing yet would be told at once.
-    monkeypatch.setattr(live_actors.LiveActor, "is_ready_for", is_ready)
+    monkeypatch.setattr(live_actor.LiveActor, "is_ready_for", is_ready)
 
 
 @pytest.fixture

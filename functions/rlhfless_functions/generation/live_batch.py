@@ -25,7 +25,6 @@ from rlhfless_functions.api import (
     NewWeights,
     NextWeights,
     Progress,
-    Samples,
     WeightsFetched,
 )
 from rlhfless_functions.generation.engines.base import (
@@ -38,8 +37,8 @@ from rlhfless_functions.generation.engines.base import (
     SequenceTask,
 )
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.reading import Read, read_share
-from rlhfless_functions.generation.rollout_files import RolloutPublisher, announced
+from rlhfless_functions.generation.reading import Read, announce, read_share
+from rlhfless_functions.generation.rollout_files import RolloutPublisher
 from rlhfless_functions.generation.share import Share, diverged, fetched_bytes
 from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -89,7 +88,7 @@ class LiveBatch:
         assert request.live is not None
         self._request = request
         self._context = context
-        self._inbox = context.inbox if context.inbox is not None else _none_follow()
+        self._inbox = context.inbox if context.inbox is not None else Inbox(closed=True)
         self._engine = engine
         self._load = load
         self._prefetcher = prefetcher
@@ -216,7 +215,8 @@ class LiveBatch:
             if isinstance(line, NewWeights):
                 self._swap(line)
             elif isinstance(line, Leave):
-                self._leave(line.sink)
+                if line.sink in self._shares:
+                    self._close(line.sink, told=True)
             elif order.reading is not None:
                 self._join(line, order.reading)
 
@@ -229,7 +229,7 @@ class LiveBatch:
                 if isinstance(line, Join):
                     tasks = self._open(line.request, read)
                 elif (share := self._shares.get(sink)) is not None and isinstance(line, AddSamples):
-                    self._announce(read, self._context_of(sink))
+                    announce(read, self._context_of(sink).emit)
                     tasks = share.add(line.samples, read.prompts, read.earlier)
                 else:
                     return
@@ -241,7 +241,7 @@ class LiveBatch:
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
         context = self._context_of(request.sink)
         publisher = RolloutPublisher(request.sink, read.parts, context.emit)
-        self._announce(read, context)
+        announce(read, context.emit)
         share = Share(request, context, read.prompts, read.earlier, publisher, self._clock)
         self._shares[request.sink] = share
         return share.tasks
@@ -271,10 +271,6 @@ class LiveBatch:
             tasks, request.sampling, request.kv_budget_tokens, request.drafts,
             keep_kv_cache=request.keep_kv_cache, growth=self._growth,
         )  # fmt: skip
-
-    def _leave(self, sink: str) -> None:
-        if sink in self._shares:
-            self._close(sink, told=True)
 
     def _fail(self, sink: str, error: TaskError) -> None:
         if sink in self._shares:
@@ -353,10 +349,6 @@ class LiveBatch:
 
         return TaskContext(emit=emit)
 
-    def _announce(self, read: Read, context: TaskContext) -> None:
-        for part, rollouts in read.earlier.finished.items():
-            context.emit(Samples(samples=announced(rollouts), part=part))
-
     def _count(self, run: EngineRun) -> None:
         self._before += run.computed
         self._decoded.update(run.decoding().model_dump())
@@ -402,9 +394,3 @@ class LiveBatch:
 
 def _sum(one: WeightsFetched, other: WeightsFetched) -> WeightsFetched:
     return WeightsFetched.model_validate({name: number + getattr(other, name) for name, number in one})
-
-
-def _none_follow() -> Inbox:
-    inbox = Inbox()
-    inbox.close()
-    return inbox

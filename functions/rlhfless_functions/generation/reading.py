@@ -1,11 +1,13 @@
 """Read what a share needs from the store: its prompts, and what earlier attempts have left of it."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlhfless_functions.api import GenerationRequest
+from rlhfless_functions.api import Event, GenerationRequest, Samples
 from rlhfless_functions.data.prompts import Prompt, read_prompts
 from rlhfless_functions.generation.resumption import EarlierSamples, find_earlier, rollout_parts
+from rlhfless_functions.generation.rollout_files import announced
 from rlhfless_functions.runtime.task import TaskError
 
 
@@ -40,6 +42,12 @@ def read_share(request: GenerationRequest, version: int | None = None, *, own_si
     oldest = request.weights.version if request.oldest_version is None else request.oldest_version
     earlier = find_earlier(places, wanted, range(oldest, newest + 1), request.known_until)
     return Read(prompts, earlier, parts)
+
+
+def announce(read: Read, emit: Callable[[Event], None]) -> None:
+    """Tell of the samples that earlier attempts have finished."""
+    for part, rollouts in read.earlier.finished.items():
+        emit(Samples(samples=announced(rollouts), part=part))
 
 
 def _prompts(request: GenerationRequest) -> dict[int, Prompt]:

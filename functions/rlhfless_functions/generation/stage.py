@@ -15,7 +15,6 @@ from rlhfless_functions.api import (
     GenerationRequest,
     GenerationResult,
     NextWeights,
-    Samples,
     WeightsFetched,
     WeightsReference,
 )
@@ -24,8 +23,8 @@ from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.live_batch import LiveBatch
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.reading import read_share
-from rlhfless_functions.generation.rollout_files import RolloutPublisher, announced
+from rlhfless_functions.generation.reading import announce, read_share
+from rlhfless_functions.generation.rollout_files import RolloutPublisher
 from rlhfless_functions.generation.share import Share
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -97,8 +96,7 @@ class Generator:
             if request.live is not None:
                 return self._run_live(request, context)
             read = read_share(request)
-            for part, rollouts in read.earlier.finished.items():
-                context.emit(Samples(samples=announced(rollouts), part=part))
+            announce(read, context.emit)
             with (
                 RolloutPublisher(request.sink, read.parts, context.emit) as publisher,
                 self._episodes(request) as episodes,

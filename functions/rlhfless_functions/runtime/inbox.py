@@ -8,12 +8,16 @@ from rlhfless_functions.runtime.activity import limited_wait
 
 
 class Inbox:
-    """Lines in their order. The server puts them in; the task takes them out, in another thread."""
+    """Lines in their order. The server puts them in; the task takes them out, in another thread.
 
-    def __init__(self) -> None:
+    Args:
+        closed: whether no lines come at all.
+    """
+
+    def __init__(self, *, closed: bool = False) -> None:
         self._changed = threading.Condition()
         self._lines: deque[Line] = deque()
-        self._closed = False
+        self._closed = closed
 
     def __len__(self) -> int:
         return len(self._lines)

@@ -30,11 +30,12 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.tasks import StageFailedError
 from rlhfless_operator.training.stages import live_actors
-from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
+from rlhfless_operator.training.stages.live_actors import LiveActors
 from tests.training.generating import CountedCapacity, make_request
 
 Key = tuple[int, int, int]

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.stages.live_actors import LiveActors, Weights
+from rlhfless_operator.training.stages.live_actors import LiveActors
 
 
 def open_live_actors(run: TrainingRun, weights: SamplingWeights) -> LiveActors:

@@ -1,0 +1,95 @@
+"""One live actor: what it was given, and what its instance reports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlhfless_functions.api import DecodeCounts, NextWeights, Preload, SampleTask, Started, WeightsReference
+from rlhfless_operator.planner.moves.migration import Key
+from rlhfless_operator.platforms.live_request import LiveRequest
+from rlhfless_operator.training.actors.actor_pool import Heard
+from rlhfless_operator.training.actors.live_rollout import LiveRollout
+
+
+@dataclass(eq=False)
+class Share:
+    """The samples of one rollout that an actor has."""
+
+    rollout: LiveRollout
+    samples: dict[Key, SampleTask] = field(default_factory=dict)
+    """Unfinished samples."""
+
+
+@dataclass(eq=False)
+class LiveActor:
+    """One live actor."""
+
+    name: str
+    request: LiveRequest | None = None
+    """Its request, once it has an instance."""
+    weights: WeightsReference | None = None
+    """Weights that it was told to decode with last."""
+    shares: dict[str, Share] = field(default_factory=dict)
+    """Its shares, by sink."""
+    takes_more: bool = True
+    """Whether samples may still join it."""
+    waiting: int = 0
+    """Samples that wait in its instance, as it reports."""
+    reported: int = 0
+    """Samples in its instance, as it reports."""
+    sent: int = 0
+    """Samples that it was given so far."""
+    received: int = 0
+    """Samples that its instance has taken in so far, as it reports."""
+    started: Started | None = None
+    version: int = -1
+    """Version that its instance reports to decode with."""
+    prefetched: int | None = None
+    """See `Progress.prefetched_version`."""
+    announced: int = 0
+    """Newest version that its instance was told of."""
+    told_at: float | None = None
+    """Time at which it was told of newer weights; None once it decodes with them."""
+    decoding: DecodeCounts = field(default_factory=DecodeCounts)
+    """Counts of its decoding so far."""
+    heard: Heard | None = None
+    """Reports since the last measurement."""
+    heard_counts: DecodeCounts = field(default_factory=DecodeCounts)
+    """Counts at the last measurement."""
+    is_drained: bool = False
+    """Whether its instance ended before it had finished any sample."""
+    has_finished: bool = False
+    """Whether it has finished any sample."""
+
+    @property
+    def load(self) -> int:
+        """Number of its unfinished samples."""
+        return sum(len(share.samples) for share in self.shares.values())
+
+    @property
+    def busy(self) -> int:
+        """Number of places that are taken. An instance reports a finished sample before it is published."""
+        return self.reported + self.sent - self.received
+
+    def is_ready_for(self, weights: WeightsReference) -> bool:
+        """Return whether it can go on with these weights without waiting for its instance to fetch them.
+
+        True, too, if the instance cannot fetch weights while it decodes, or was not told of these and has all that it
+        was told of.
+        """
+        return self.prefetched is None or self.prefetched >= min(weights.version, self.announced)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights that live actors decode with."""
+
+    newest: Callable[[], WeightsReference]
+    """Returns the newest recorded weights."""
+    upcoming: Callable[[WeightsReference], list[NextWeights]]
+    """Returns the versions that may follow some weights."""
+    source: Callable[[WeightsReference], NextWeights]
+    """Returns where instances fetch weights."""
+    preload: Callable[[WeightsReference], Preload]
+    """Returns what a fresh instance loads."""
+    on_use: Callable[[Started, int, int | None], None]
+    """Called when an instance decodes with a version, with the bytes that it fetched, if it knows them."""
