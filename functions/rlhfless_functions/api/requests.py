@@ -353,13 +353,11 @@ class Prompting(Message):
 
 
 class SaveRequest(BaseRequest):
-    """Learning: write the state in memory as a checkpoint, so that the learner can be let go."""
+    """Learning: publish the state of this version as a checkpoint; an instance that holds another one fails."""
 
     task: Literal["save"] = "save"
     version: int
-    """Version of the state; an instance with another one fails."""
     checkpoint: str
-    """URI of the checkpoint."""
 
 
 class ExportRequest(BaseRequest):
