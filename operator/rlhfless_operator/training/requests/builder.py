@@ -46,8 +46,7 @@ class RequestBuilder:
         folder: the job's artifacts.
         uid: unique id of the job's incarnation.
         sleeps: whether idle instances give their devices' memory back between tasks.
-        shares_prefixes: called for each request; returns whether instances are started with the means to share
-            prefixes.
+        shares_prefixes: returns whether instances are started with the means to share prefixes.
     """
 
     def __init__(
