@@ -11,10 +11,11 @@ from rlhfless_functions.api import GroupResult, Purpose
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.moves.migration import Migration
+from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.stages import rollout_watch
-from rlhfless_operator.training.stages.rollout_watch import RolloutWatch
+from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner
 
 LATENCY = LinearLatency(step_seconds=0.1, sequence_seconds=0.0, context_seconds=0.0, prefill_token_seconds=0.0)
 GROUPS, LONGEST = 12, 1000
@@ -236,3 +237,28 @@ async def test_a_watch_that_fails_ends_the_rollout(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="no forecast"):
         async with rollout.watch.under_way():
             await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "in_pieces", "asynchronous", "wanted", "within"),
+    [
+        (True, False, None, False, [0.0]),
+        (False, True, None, False, [12.0 / CHUNKS_PER_STEP]),
+        (False, False, {}, False, [12.0]),
+        (False, False, {}, True, []),
+    ],
+)
+async def test_a_learner_of_which_no_forecast_decides_is_there_when_it_has_work(
+    *, sleeps: bool, in_pieces: bool, asynchronous: object, wanted: bool, within: list[float]
+) -> None:
+    asked = Asked()
+    capacity = SimpleNamespace(sleeps=sleeps, holds=lambda stage: wanted, expect=asked.expect)
+    run: Any = SimpleNamespace(
+        capacity=capacity,
+        spec=SimpleNamespace(asynchronous=asynchronous),
+        requests=SimpleNamespace(learns_in_pieces=in_pieces),
+        learners=SimpleNamespace(now=1),
+        learner_preload=None,
+    )
+    await expect_learner(run, 12.0)
+    assert asked.of("expect") == [("learning", 1, each) for each in within]

@@ -37,7 +37,7 @@ from rlhfless_operator.training.stages.live_generation import generate_live
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
-from rlhfless_operator.training.stages.rollout_watch import RolloutWatch
+from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner
 from rlhfless_operator.training.stages.unscorable import UnscorableError, check_unscorable
 
 
@@ -207,6 +207,8 @@ async def generate_and_prepare(
         watch = RolloutWatch(run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast)
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
+        if task.purpose == "training" and not run.lets_learners_go:
+            await expect_learner(run, plan.planned.expected_generation_seconds)
         generated_at = time.monotonic()
 
         async def groups() -> AsyncGenerator[CompleteGroup, None]:

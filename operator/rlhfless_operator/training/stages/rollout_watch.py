@@ -170,3 +170,22 @@ class RolloutWatch:
             self._prepares = False
             await capacity.next_use("preparation", chunk)
             await self._preparers.has_left(0)
+
+
+async def expect_learner(run: TrainingRun, planned_seconds: float) -> None:
+    """Have the learner ready where no forecast of the rollout decides on it.
+
+    Args:
+        planned_seconds: of generation, by the plan.
+    """
+    if run.spec.asynchronous is not None and run.capacity.holds("learning"):
+        # Its next step may be of an earlier rollout.
+        return
+    if run.capacity.sleeps:
+        # A sleeping instance costs nothing.
+        within = 0.0
+    elif run.requests.learns_in_pieces:
+        within = planned_seconds / CHUNKS_PER_STEP
+    else:
+        within = planned_seconds
+    await run.capacity.expect("learning", run.learners.now, run.learner_preload, within=within)
