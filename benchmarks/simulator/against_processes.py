@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 from rich.console import Console
 from rich.table import Table
@@ -141,7 +141,7 @@ async def rehearse(job: RLHFJob, emulation: EmulationSettings, folder: Path) -> 
 
     # What is warmed ahead loads the weights before, and then those that it generates with: what that costs, and what it
     # saves, is a matter of whole steps.
-    not_ahead = patch.object(Capacity, "expect", lambda *arguments, **named: None)
+    not_ahead = patch.object(Capacity, "expect", AsyncMock())
     with patch.object(rollout, "generate", observed_generate), not_ahead:
         gpus = AvailableGpus(actor_range(job.spec))
         await drive(job, JobFolder(str(root)), make_platform, LiveProgress(), gpus)
