@@ -38,7 +38,7 @@ class TriedEpisode(Message):
     tokens: int
     """Tokens after the prompt."""
     given_tokens: int
-    """Those of them that nobody sampled."""
+    """The given tokens among them."""
     finish_reason: FinishReason
     outcome: dict[str, Any]
     """The environment's own account: `score`, `turns`, `ended`, `tool_errors`, `seconds_away`, `restarted`,

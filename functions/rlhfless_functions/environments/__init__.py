@@ -3,7 +3,7 @@
 - `episodes`: the seam between generation and environments.
 - `making`: makes the environments of a request, and finds what prompts show of them.
 - `playing`: plays the episodes of a share: limits, faults, replays.
-- `sessions`: what plays an episode, whatever runs it, and its faults. `results`: its texts as the model reads them.
+- `sessions`: an episode on a process or a server, and its faults. `results`: its texts as the model reads them.
 - `bridge`: the chat template's tokens between turns. `tool_calls`: reads the model's calls.
 - `host`: the processes of episodes from their parent's view.
 - `openenv`: a client of servers of OpenEnv. `openenv_messages`: what they answer.

@@ -34,7 +34,7 @@ _log = logging.getLogger("rlhfless.environments")
 _CONNECT_SECONDS = 10.0
 """Time limit of one attempt to connect."""
 _FIRST_SECONDS = 10.0
-"""Longest wait for a server that nobody has reached yet."""
+"""Longest wait for the first connection to a server."""
 _PAUSE = 0.2
 """Seconds between two attempts."""
 _LARGEST_MESSAGE = 2**27
@@ -216,7 +216,7 @@ class OpenEnvSession:
             raise EpisodeFailedError(str(error)) from error
 
     def close(self) -> None:
-        """Close the connection, whatever waits for it."""
+        """Close the connection. Calls that wait for it end."""
         self._closed = True
         connection, future = self._connection, self._future
         if future is not None and connection is None:

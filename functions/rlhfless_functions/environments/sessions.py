@@ -1,4 +1,4 @@
-"""Hosts and sessions of episodes, whatever runs them: a process on this machine, or a server elsewhere."""
+"""Hosts and sessions of episodes, on processes of this machine or on a server elsewhere."""
 
 from typing import Any, Protocol
 

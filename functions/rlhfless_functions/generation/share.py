@@ -177,7 +177,7 @@ class Share:
         """Return the result of the share.
 
         Args:
-            alone: whether its run had no other share, so that the run's counts are its own.
+            alone: whether its run had no other share. Then the run's counts are its own.
         """
         run = self._run if alone else None
         computed = run.computed if run else ComputedTokens()

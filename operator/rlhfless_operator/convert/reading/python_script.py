@@ -133,7 +133,7 @@ def _members(node: ast.expr, script: "_Script", path: Path) -> Any:
 
 
 def _member(node: ast.expr, script: "_Script", path: Path) -> Any:
-    """Return the name of a function or a class: `module.name`, or its name alone if nobody knows where it is."""
+    """Return the name of a function or a class: `module.name`, or the name alone if its module is not known."""
     if isinstance(node, ast.Constant) and node.value is None:
         return None
     if not isinstance(node, ast.Name | ast.Attribute):
