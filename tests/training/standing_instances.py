@@ -42,15 +42,15 @@ def stand() -> None:
     """Have the instances of this fork server stand still."""
     read_request, stream, work = server._read_request, Instance.stream, Instance._work
 
-    async def never_answers(http_request: Any, instance: Instance, most_bytes: int) -> Any:
-        request = await read_request(http_request, instance, most_bytes)
+    async def never_answers(*arguments: Any) -> Any:
+        request = await read_request(*arguments)
         if _stands(request, "never answers"):
             await asyncio.Event().wait()
         return request
 
-    async def falls_silent(instance: Instance, request: RunRequest) -> AsyncIterator[bytes]:
+    async def falls_silent(instance: Instance, request: RunRequest, *arguments: Any) -> AsyncIterator[bytes]:
         silent = _stands(request, "falls silent")
-        async with aclosing(stream(instance, request)) as events:
+        async with aclosing(stream(instance, request, *arguments)) as events:
             async for event in events:
                 yield event
                 if silent:

@@ -192,7 +192,7 @@ class VllmRun(EngineRun):
         if found:
             self._engine.abort_request([self._running[name].name for name in found], internal=True)
         for name in found:
-            self._result(self._remove(name), "cut")
+            self._result(self._remove(name), "cut", None)
 
     def _hand_over(self, task: SequenceTask) -> None:
         from vllm import SamplingParams
