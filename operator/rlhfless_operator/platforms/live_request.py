@@ -1,4 +1,4 @@
-"""A generation request whose body stays open, so that samples can join it and leave it."""
+"""A generation request with an open body. Samples join it and leave it."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -81,7 +81,7 @@ async def test_a_learner_whose_work_is_far_saves_its_state_and_is_let_go() -> No
     assert job.letting_go.consider(SWITCH + 1)
     await job.ends()
     assert (job.saved, job.let_go_at) == ([CheckpointStatus(step=3, uri="c-3")], ["learning"])
-    assert job.states == ["switching"], "its GPUs work for nobody"
+    assert job.states == ["switching"], "saving is no work on the step"
     assert job.seconds == [4.0]
     assert not job.letting_go.consider(SWITCH + 1)
 

@@ -130,7 +130,7 @@ class Capacity:
         return bool(held.kept_until) and not held.working and not self.keeps(stage)
 
     def keeps(self, stage: Stage) -> bool:
-        """Return whether instances without work stay whatever is expected: the platform keeps them, or they sleep."""
+        """Return whether forecasts end no idle instances: the platform keeps them, or they sleep."""
         return self._sleeps or self._keep_alive[stage] is not None
 
     def switch_seconds(self, stage: Stage) -> float:

@@ -84,7 +84,7 @@ class LettingGo:
             async with aclosing(run.platform.run(request)) as events:
                 async for event in events:
                     if isinstance(event, Started):
-                        # It works for nobody but itself, as an instance that falls asleep.
+                        # Saving is no work on the step. It counts as the switch to sleep does.
                         at = time.monotonic()
                         journal.ledger.observe(StateChange(event.instance, "learning", "switching", at))
                     elif isinstance(event, Done):

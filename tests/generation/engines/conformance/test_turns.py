@@ -1,4 +1,4 @@
-"""Samples leave the run at the end of a turn and come back with tokens that nobody sampled, as with an environment."""
+"""Samples leave the run when a turn ends. They come back with given tokens, as with an environment."""
 
 import random
 from collections import Counter
