@@ -15,7 +15,7 @@ from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.stages import rollout_watch
-from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner
+from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner, seconds_to_next_look
 
 LATENCY = LinearLatency(step_seconds=0.1, sequence_seconds=0.0, context_seconds=0.0, prefill_token_seconds=0.0)
 GROUPS, LONGEST = 12, 1000
@@ -262,3 +262,19 @@ async def test_a_learner_of_which_no_forecast_decides_is_there_when_it_has_work(
     )
     await expect_learner(run, 12.0)
     assert asked.of("expect") == [("learning", 1, each) for each in within]
+
+
+def test_looks_are_frequent_at_both_ends_of_a_rollout_and_rare_in_between() -> None:
+    looks, now, whole = 0, 0.0, 600.0
+    while now < whole:
+        pause = seconds_to_next_look(now, whole - now, took=0.0, watches=1)
+        assert pause == pytest.approx(max(0.25, 0.05 * min(now, whole - now)))
+        looks, now = looks + 1, now + pause
+    assert looks < 250, "at four a second there would be 2,400"
+
+
+@pytest.mark.parametrize("watches", [1, 10, 1000])
+def test_all_watches_of_a_process_look_a_fifth_of_its_time_at_most(watches: int) -> None:
+    took = 0.006
+    pause = seconds_to_next_look(5.0, 5.0, took, watches)
+    assert watches * took / pause <= 0.2

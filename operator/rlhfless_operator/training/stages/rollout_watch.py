@@ -17,8 +17,12 @@ from rlhfless_operator.training.run import TrainingRun
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks."""
-_LOOK_SHARE = 0.05
-"""Largest share of the driver's time that looking may take."""
+_LATE_SHARE = 0.05
+"""Seconds to the next look, as a share of those since the rollout began and of those left of it."""
+_LOOK_SHARE = 0.2
+"""Largest share of the process's time that all of its watches' looks may take together."""
+_open: set[object] = set()
+"""The watches that are under way in this process."""
 
 
 class RolloutWatch:
@@ -66,6 +70,7 @@ class RolloutWatch:
     @asynccontextmanager
     async def under_way(self) -> AsyncIterator[None]:
         """Look again and again while the rollout is made."""
+        _open.add(self)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch())
@@ -73,6 +78,8 @@ class RolloutWatch:
                 watching.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+        finally:
+            _open.discard(self)
 
     async def all_is_generated(self) -> None:
         """Let instances prepare what is left, since all samples are finished."""
@@ -80,13 +87,16 @@ class RolloutWatch:
         await self._may_prepare()
 
     async def _watch(self) -> None:
+        begun = time.monotonic()
         while True:
-            began = time.monotonic()
+            looked = time.monotonic()
             # The first assesses the samples.
             generation, preparation = self._generation_seconds(), self._preparation_seconds()
             await self._pace(generation - preparation)
-            await self._foresee(max(generation + self._last_chunk(preparation), preparation))
-            await asyncio.sleep(max(LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE))
+            left = max(generation + self._last_chunk(preparation), preparation)
+            await self._foresee(left)
+            now = time.monotonic()
+            await asyncio.sleep(seconds_to_next_look(now - begun, left, now - looked, len(_open)))
 
     async def _foresee(self, left: float) -> None:
         """Keep, start and let go instances of the other stages, with so many seconds left of the rollout."""
@@ -170,6 +180,20 @@ class RolloutWatch:
             self._prepares = False
             await capacity.next_use("preparation", chunk)
             await self._preparers.has_left(0)
+
+
+def seconds_to_next_look(since: float, left: float, took: float, watches: int) -> float:
+    """Return the seconds until a watch looks again.
+
+    A forecast need not be newer than it is exact: it is renewed often while it is young, and near the end.
+
+    Args:
+        since: seconds since the rollout began.
+        left: seconds left of it, by the last look.
+        took: seconds that the last look took.
+        watches: number of watches in this process.
+    """
+    return max(LOOK_SECONDS, _LATE_SHARE * min(since, left), took * watches / _LOOK_SHARE)
 
 
 async def expect_learner(run: TrainingRun, planned_seconds: float) -> None:
