@@ -7,7 +7,7 @@
 - `pools/`: share GPUs among jobs.
 - `prefixes`, `prefix_choice`: choose the prompt prefixes that one actor computes for all.
 - `warming`: start instances ahead of their work, and release those without work.
-- `lengths`: predict response lengths.
+- `lengths`, `prompt_trend`: predict response lengths, of a prompt never seen by its own length.
 - `latency/`: model the time of an instance. `memory`: count the memory of each stage.
 - `history`: keep values of earlier steps.
 """

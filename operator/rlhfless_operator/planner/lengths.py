@@ -2,7 +2,8 @@
 
 RLHFless (arXiv 2602.22718, section 4.2) predicts a response's length by the exponentially weighted moving average of
 its prompt's earlier responses. Here the average starts from the first visit and carries a spread beside the mean. A
-prompt that was never seen gets the distribution of all responses that finished lately, this step included.
+prompt that was never seen gets the distribution of all responses that finished lately, this step included, shifted by
+what its length says (`prompt_trend`).
 """
 
 import math
@@ -14,6 +15,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlhfless_operator.planner.prompt_trend import PromptTrend
 
 _RUNAWAY_PRIOR_VISITS = 2.0
 """Visits of a prompt that the share of runaways among all responses weighs as much as, in the prompt's own share."""
@@ -144,11 +147,15 @@ class LengthPredictor:
         self._mass = 0.0
         self._sum = 0.0
         self._squares = 0.0
+        self._trend = PromptTrend()
 
-    def observe(self, prompt: int, lengths: Sequence[int]) -> None:
+    def observe(self, prompt: int, lengths: Sequence[int], prompt_tokens: int = 0) -> None:
         """Learn from one visit of a prompt: the lengths of all of its group's responses.
 
         Feed complete groups: the first responses to finish are the short ones.
+
+        Args:
+            prompt_tokens: length of the prompt; 0 if it is not known.
 
         Raises:
             ValueError: for a negative length.
@@ -170,28 +177,40 @@ class LengthPredictor:
             mean += share * moved
         self._prompts[prompt] = (mean, variance, visits + 1, rate + share * (runaways - rate))
         fade = 0.5 ** (len(values) / self.half_life)
+        if len(ended):
+            self._trend.observe(prompt_tokens, float(ended.mean()), fade)
         self._responses = self._responses * fade + len(values)
         self._mass = self._mass * fade + len(ended)
         self._sum = self._sum * fade + float(ended.sum())
         self._squares = self._squares * fade + float((ended * ended).sum())
 
-    def predict(self, prompt: int) -> LengthEstimate:
+    def predict(self, prompt: int, prompt_tokens: int = 0) -> LengthEstimate:
         """Return the estimate for a prompt's next visit: the prior, with `seen` 0, for a prompt never seen."""
         known = self._prompts.get(prompt)
         if known is None:
-            return self.prior()
+            return self.prior(prompt_tokens)
         mean, variance, visits, rate = known
         # A few responses say little about a rare event, so the prior's share counts beside the prompt's own.
         own = visits / (visits + _RUNAWAY_PRIOR_VISITS)
         return LengthEstimate(mean, math.sqrt(variance), visits, own * rate + (1 - own) * self._runaways())
 
-    def prior(self) -> LengthEstimate:
-        """Return the estimate for a prompt never seen: by the responses that finished lately, or the default."""
+    def prior(self, prompt_tokens: int = 0) -> LengthEstimate:
+        """Return the estimate for a prompt never seen: by the responses that finished lately, or the default.
+
+        Args:
+            prompt_tokens: length of the prompt; 0 for the estimate over all prompts.
+        """
         if self._mass <= 0:
             return LengthEstimate(self.default_tokens, self.default_tokens / 2, 0, self._runaways())
         mean = self._sum / self._mass
         spread = math.sqrt(max(0.0, self._squares / self._mass - mean * mean))
-        return LengthEstimate(mean, spread, 0, self._runaways())
+        factor = self._trend.factor(prompt_tokens)
+        if factor == 1.0 or mean <= 0:
+            return LengthEstimate(mean, spread, 0, self._runaways())
+        # What the prompt's length explains is no longer uncertain.
+        variance = max(0.0, math.log1p((spread / mean) ** 2) - self._trend.variance)
+        mean = factor * mean if self.longest is None else min(factor * mean, float(self.longest))
+        return LengthEstimate(mean, mean * math.sqrt(math.expm1(variance)), 0, self._runaways())
 
     def _runaways(self) -> float:
         return max(0.0, 1 - self._mass / self._responses) if self._responses else 0.0
@@ -204,6 +223,7 @@ class LengthPredictor:
             "half_life": self.half_life,
             "longest": self.longest,
             "prior": [self._responses, self._mass, self._sum, self._squares],
+            "trend": self._trend.state(),
             "prompts": [[prompt, *known] for prompt, known in sorted(self._prompts.items())],
         }
 
@@ -217,6 +237,7 @@ class LengthPredictor:
             longest=state["longest"],
         )
         predictor._responses, predictor._mass, predictor._sum, predictor._squares = state["prior"]
+        predictor._trend = PromptTrend.from_state(state["trend"])
         predictor._prompts = {
             int(prompt): (float(mean), float(variance), int(visits), float(rate))
             for prompt, mean, variance, visits, rate in state["prompts"]

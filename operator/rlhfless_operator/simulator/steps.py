@@ -79,7 +79,7 @@ class Run:
         self._profile = self._profile_in(groups.epoch)
         lengths = groups.lengths
         prompts = list(lengths)
-        estimates = {prompt: self._predictor.predict(prompt) for prompt in prompts}
+        estimates = {prompt: self._predictor.predict(prompt, int(trace.prompt_tokens[prompt])) for prompt in prompts}
         responses = [
             Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
             for prompt in prompts
@@ -102,7 +102,7 @@ class Run:
         starts = settings.starts and not self._holds
         least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
-            self._predictor.observe(prompt, lengths[prompt])
+            self._predictor.observe(prompt, lengths[prompt], prompt_tokens[prompt])
         return StepResult(
             epoch=groups.epoch,
             seconds=end,

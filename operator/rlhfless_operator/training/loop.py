@@ -103,7 +103,7 @@ async def take_step(
         if not isinstance(rollout, StepBatch):
             rollout = record_rollout(run, rollout)
             journal.keep_batch(step, rollout)
-        run.cost_model.measured(rollout.lengths)
+        run.cost_model.measured(rollout.lengths, run.prompts.tokens("training"))
         run.draft_history.generated(step, rollout.lengths)
         await look_ahead(run, journal, step, rollout.lengths)
         learned = await learning.result()

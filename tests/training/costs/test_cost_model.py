@@ -69,7 +69,7 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     outcome.has_room(EngineRoom(sequences=3, kv_tokens=900))
     outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
     first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
-    first.measured({0: [8, 24]})
+    first.measured({0: [8, 24]}, PROMPT_TOKENS)
     weights = WeightsReference(version=1, uri="w")
     first.learned(LearnResult(weights=weights, metrics={"seconds": 3.0, "seconds/train": 2.0}))
     assert first.history.mean("preparation/token") == pytest.approx(4.2 / 42)
@@ -175,7 +175,7 @@ def test_an_engine_that_says_nothing_of_prefixes_can_share_none(tiny_job: MakeJo
 
 def test_prompts_of_another_dataset_get_the_prior(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job())
-    cost_model.measured({0: [4, 4], 1: [20, 20]})
+    cost_model.measured({0: [4, 4], 1: [20, 20]}, PROMPT_TOKENS)
     plan = cost_model.plan([0, 1], 1, PROMPT_TOKENS, known=False)
     assert plan.estimates[0] == plan.estimates[1]
 

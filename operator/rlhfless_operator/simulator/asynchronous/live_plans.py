@@ -50,7 +50,10 @@ class LivePlans:
         samples = ExpectedSamples.of(
             (
                 ExpectedGroup(
-                    group.number, group.prompt_tokens, len(group.lengths), self._predictor.predict(group.prompt)
+                    group.number,
+                    group.prompt_tokens,
+                    len(group.lengths),
+                    self._predictor.predict(group.prompt, group.prompt_tokens),
                 )
                 for group in groups
             ),
@@ -84,4 +87,4 @@ class LivePlans:
     def observe(self, groups: Sequence[Group]) -> None:
         """Record that a step's groups are complete."""
         for group in groups:
-            self._predictor.observe(group.prompt, group.lengths)
+            self._predictor.observe(group.prompt, group.lengths, group.prompt_tokens)

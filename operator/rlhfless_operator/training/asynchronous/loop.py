@@ -173,7 +173,7 @@ class LearnedSteps:
         try:
             await learning.begin(rollout.taken.batch)
             if rollout.whole is not None:
-                self._run.cost_model.measured(rollout.whole.lengths)
+                self._run.cost_model.measured(rollout.whole.lengths, self._run.prompts.tokens("training"))
                 self._run.draft_history.generated(rollout.taken.step, rollout.whole.lengths)
             await learning.learnt()
         except Exception:

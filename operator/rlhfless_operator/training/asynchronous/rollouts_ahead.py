@@ -362,7 +362,7 @@ class RolloutsAhead:
     def _measure(self, groups: FreeGroups, number: int, batch: StepBatch) -> None:
         """Learn the lengths of a complete rollout, once."""
         if number in groups.rollouts and number not in groups.measured:
-            self._run.cost_model.measured(batch.lengths)
+            self._run.cost_model.measured(batch.lengths, self._run.prompts.tokens("training"))
             self._run.draft_history.generated(number, batch.lengths)
             groups.measured.add(number)
 

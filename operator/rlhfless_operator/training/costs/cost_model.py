@@ -14,7 +14,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
 from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
-from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.step.bounds import lower_bound
@@ -133,9 +133,8 @@ class CostModel:
         """
         spec, contention = self._spec, self._contention()
         longest = spec.sampling.max_response_tokens
-        prior = LengthPredictor(default_tokens=self.predictor.prior().mean, longest=longest)
-        predictor = self.predictor if known else prior
-        estimates = {prompt: predictor.predict(prompt) for prompt in prompts}
+        predict = self.predictor.predict if known else self._predict_unknown
+        estimates = {prompt: predict(prompt, prompt_tokens[prompt]) for prompt in prompts}
         samples = ExpectedSamples.of(
             (ExpectedGroup(prompt, prompt_tokens[prompt], samples_per_prompt, estimates[prompt]) for prompt in prompts),
             longest,
@@ -144,6 +143,11 @@ class CostModel:
         training = training_of(spec, self.history, learners, follows=follows)
         setting = setting_of(spec, limits, self.latency, training, self.history, contention)
         return in_tasks(plan_generation(spec.planning.policy, samples, setting), estimates, contention)
+
+    def _predict_unknown(self, prompt: int, prompt_tokens: int) -> LengthEstimate:
+        """Return the estimate for a row of another dataset than the training prompts'."""
+        mean = self.predictor.prior(prompt_tokens).mean
+        return LengthEstimate(mean, mean / 2, 0)
 
     def share_prefixes(
         self,
@@ -301,10 +305,14 @@ class CostModel:
         saved = prefixes["tokens_fetched"] * self.calibration.latency.prefill_token_seconds
         return saved - sum(prefixes.get(f"seconds_{what}", 0.0) for what in ("sent", "fetched", "waited"))
 
-    def measured(self, lengths: Mapping[int, Sequence[int]]) -> None:
-        """Learn the lengths of a step's groups, by prompt."""
+    def measured(self, lengths: Mapping[int, Sequence[int]], prompt_tokens: Sequence[int]) -> None:
+        """Learn the lengths of a step's groups, by prompt.
+
+        Args:
+            prompt_tokens: of every training prompt, by row.
+        """
         for prompt, found in lengths.items():
-            self.predictor.observe(prompt, found)
+            self.predictor.observe(prompt, found, prompt_tokens[prompt])
 
     def learned(self, result: LearnResult) -> None:
         """Learn the time that learning takes."""
