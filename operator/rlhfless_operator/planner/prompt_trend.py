@@ -11,6 +11,8 @@ from typing import Self
 
 _REACH = 3.0
 """Standard deviations of the prompts' lengths beyond which the line is not drawn out further."""
+_MOST_LOG = math.log(8.0)
+"""Logarithm of the largest factor, either way."""
 
 
 class PromptTrend:
@@ -18,7 +20,10 @@ class PromptTrend:
 
     def __init__(self) -> None:
         self._mass = 0.0
-        self._x = self._y = self._xx = self._xy = self._yy = 0.0
+        self._x = self._y = 0.0
+        """Means."""
+        self._xx = self._xy = self._yy = 0.0
+        """Sums of products of the distances from the means."""
 
     def observe(self, prompt_tokens: int, mean: float, fade: float) -> None:
         """Learn from a complete group.
@@ -30,21 +35,23 @@ class PromptTrend:
         if prompt_tokens <= 0 or mean <= 0:
             return
         x, y = math.log(prompt_tokens), math.log(mean)
+        # West's incremental form (1979) loses no digits.
         self._mass = self._mass * fade + 1
-        self._x = self._x * fade + x
-        self._y = self._y * fade + y
-        self._xx = self._xx * fade + x * x
-        self._xy = self._xy * fade + x * y
-        self._yy = self._yy * fade + y * y
+        away_x, away_y = x - self._x, y - self._y
+        self._x += away_x / self._mass
+        self._y += away_y / self._mass
+        self._xx = self._xx * fade + away_x * (x - self._x)
+        self._xy = self._xy * fade + away_x * (y - self._y)
+        self._yy = self._yy * fade + away_y * (y - self._y)
 
     def factor(self, prompt_tokens: int) -> float:
         """Return the expected length of a prompt's responses over that of all; the mean of all factors is about 1."""
         slope, variance = self._line()
         if prompt_tokens <= 0 or slope == 0:
             return 1.0
-        away = math.log(prompt_tokens) - self._x / self._mass
         most = _REACH * math.sqrt(variance)
-        return math.exp(slope * min(most, max(-most, away)) - slope * slope * variance / 2)
+        away = min(most, max(-most, math.log(prompt_tokens) - self._x))
+        return math.exp(min(_MOST_LOG, max(-_MOST_LOG, slope * away - slope * slope * variance / 2)))
 
     @property
     def variance(self) -> float:
@@ -54,19 +61,14 @@ class PromptTrend:
 
     def _line(self) -> tuple[float, float]:
         """Return the line's slope, shrunk towards 0 by what chance would bring, and the variance over prompts."""
-        mass = self._mass
-        if mass <= 3:
+        # Less than this is rounding, and no difference between prompts.
+        if self._mass <= 3 or self._xx <= 1e-9:
             return 0.0, 0.0
-        over_prompts = self._xx / mass - (self._x / mass) ** 2
-        # What is left by rounding alone is no difference between prompts.
-        if over_prompts <= 1e-9 * max(1.0, self._xx / mass):
-            return 0.0, 0.0
-        together = self._xy / mass - self._x * self._y / mass**2
-        over_responses = self._yy / mass - (self._y / mass) ** 2
-        slope = together / over_prompts
-        unexplained = max(0.0, over_responses - slope * together)
-        chance = unexplained / ((mass - 2) * over_prompts)
-        return (slope * max(0.0, 1 - chance / slope**2) if slope else 0.0), over_prompts
+        slope = self._xy / self._xx
+        unexplained = max(0.0, self._yy - slope * self._xy)
+        chance = unexplained / ((self._mass - 2) * self._xx)
+        signal = 1 - chance / slope**2 if slope**2 > 0 else 0.0
+        return slope * max(0.0, signal), self._xx / self._mass
 
     def state(self) -> list[float]:
         """Return all that `from_state` needs."""
