@@ -157,6 +157,8 @@ class Server:
         if amount == 16:
             await _send(socket, "error", message="division by zero", code="EXECUTION_ERROR")
             return True
+        if amount == 18:
+            await _observe(socket, {"total": 0})
         if amount == 17:
             await _observe(socket, {"total": "x" * 2**20})
             return True

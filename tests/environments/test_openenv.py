@@ -117,6 +117,18 @@ def test_a_server_that_is_slow_drops_the_socket_or_answers_nonsense_fails_the_ep
     assert "Reach 3" in play.text(play.submit())
 
 
+@pytest.mark.parametrize("tools", [True, False])
+def test_a_server_that_answers_twice_fails_the_episode_and_shifts_no_answers(playing: Playing, tools: bool) -> None:
+    play, _ = playing(tools=tools)
+    play.submit()
+    first = add(play, 18) if tools else play.say("18")
+    if first.outcome is None:
+        first = add(play, 1) if tools else play.say("1")
+    assert first.outcome is not None and (first.outcome.score, first.outcome.ended) == (0.0, "failed")
+    play.response, play.given = [], []
+    assert "Reach 3" in play.text(play.submit()), "another episode goes on"
+
+
 def test_a_megabyte_is_cut(playing: Playing) -> None:
     play, _ = playing(tools=False, result_bytes=50)
     play.submit()

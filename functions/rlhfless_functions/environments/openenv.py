@@ -17,7 +17,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from rlhfless_functions.environments.openenv_messages import Actions, Answer, ServerError, read_answer, tool_schemas
+from rlhfless_functions.environments.openenv_messages import (
+    Actions,
+    Answer,
+    ServerError,
+    read_answer,
+    short,
+    tool_schemas,
+)
 from rlhfless_functions.environments.sessions import (
     EnvironmentUnusableError,
     EpisodeFailedError,
@@ -289,6 +296,10 @@ class _Connection:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._messages: asyncio.Queue[str | None] = asyncio.Queue()
+        self._owed = True
+        """Whether the server may send a message: the answer to a request, or that it is full, before the first one."""
+        self._unasked: str | None = None
+        """Message that answers nothing. All later answers would be taken for those of other requests."""
         self._reader = asyncio.create_task(self._read())
 
     async def exchange(self, kind: str, data: Mapping[str, Any] | None, seconds: float) -> Answer:
@@ -301,6 +312,7 @@ class _Connection:
             SessionLostError: the connection is lost.
         """
         text = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
+        self._owed = True
         try:
             async with asyncio.timeout(seconds):
                 await self._socket.send_str(text)
@@ -312,6 +324,8 @@ class _Connection:
             answer = None
         if answer is None:
             self._messages.put_nowait(None)
+            if self._unasked is not None:
+                raise EpisodeFailedError(f"has a server that sent more than one answer ({short(self._unasked)})")
             raise SessionLostError("lost its connection to the server")
         return read_answer(answer)
 
@@ -331,9 +345,17 @@ class _Connection:
         try:
             async for message in self._socket:
                 if message.type == aiohttp.WSMsgType.TEXT:
-                    self._messages.put_nowait(message.data)
+                    text = message.data
                 elif message.type == aiohttp.WSMsgType.BINARY:
-                    self._messages.put_nowait(message.data.decode(errors="replace"))
+                    text = message.data.decode(errors="replace")
+                else:
+                    continue
+                if not self._owed:
+                    self._unasked = text
+                    await self._socket.close()
+                    break
+                self._owed = False
+                self._messages.put_nowait(text)
         except (aiohttp.ClientError, OSError):
             pass
         self._messages.put_nowait(None)

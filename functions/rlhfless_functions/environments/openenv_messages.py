@@ -76,7 +76,7 @@ def read_answer(text: str) -> Answer:
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         pass
     raise EpisodeFailedError(
-        f"answered what OpenEnv's protocol does not have ({_short(text)}); rlhfless speaks that of openenv 0.2 to 0.10"
+        f"answered what OpenEnv's protocol does not have ({short(text)}); rlhfless speaks that of openenv 0.2 to 0.10"
     )
 
 
@@ -100,7 +100,7 @@ def tool_schemas(answer: Answer) -> list[dict[str, Any]]:
             for tool in tools or []
         ]
     except (TypeError, KeyError, AttributeError, ValueError):
-        raise EpisodeFailedError(f"lists tools in another form than OpenEnv's ({_short(json.dumps(tools))})") from None
+        raise EpisodeFailedError(f"lists tools in another form than OpenEnv's ({short(json.dumps(tools))})") from None
 
 
 class Actions:
@@ -136,7 +136,7 @@ class Actions:
             return {self._field: text if self._type != "array" or value is None else value}
         if isinstance(value, wanted) and (wanted == (bool,) or not isinstance(value, bool)):
             return {self._field: value}
-        return f"the action {_short(text)!r} is not of type {self._type}"
+        return f"the action {short(text)!r} is not of type {self._type}"
 
 
 def _shown(value: Any) -> str:
@@ -172,5 +172,6 @@ def _message(data: Mapping[str, Any]) -> str:
     return f"the action is not valid ({'; '.join(faults)})"
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Return the beginning of a text, for a message."""
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
