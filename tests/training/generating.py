@@ -26,7 +26,7 @@ from rlhfless_functions.api import (
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.moves.migration import Actor, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
-from rlhfless_operator.training.actors import moves
+from rlhfless_operator.training.actors import looks
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -39,7 +39,7 @@ Key = tuple[int, int]
 def every_look_is_quick() -> Iterator[None]:
     """On a busy machine a look at the rule takes long, and the next one would come after the end."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(moves, "_LOOK_SHARE", math.inf)
+        patched.setattr(looks, "_SHARE", math.inf)
         yield
 
 

@@ -40,4 +40,4 @@ def test_questions_that_take_long_are_asked_less_often(monkeypatch: pytest.Monke
     monkeypatch.setattr(module.time, "monotonic", lambda: 11.0)
     move = MoveInProgress()
     move.begin([], 10.0, look_seconds=0.25)
-    assert not move.may_look(29.9) and move.may_look(30.0), "a second's look is a twentieth of the time"
+    assert not move.may_look(14.9) and move.may_look(15.0), "a second's look is a fifth of the time"

@@ -267,14 +267,7 @@ async def test_a_learner_of_which_no_forecast_decides_is_there_when_it_has_work(
 def test_looks_are_frequent_at_both_ends_of_a_rollout_and_rare_in_between() -> None:
     looks, now, whole = 0, 0.0, 600.0
     while now < whole:
-        pause = seconds_to_next_look(now, whole - now, took=0.0, watches=1)
+        pause = seconds_to_next_look(now, whole - now)
         assert pause == pytest.approx(max(0.25, 0.05 * min(now, whole - now)))
         looks, now = looks + 1, now + pause
     assert looks < 250, "at four a second there would be 2,400"
-
-
-@pytest.mark.parametrize("watches", [1, 10, 1000])
-def test_all_watches_of_a_process_look_a_fifth_of_its_time_at_most(watches: int) -> None:
-    took = 0.006
-    pause = seconds_to_next_look(5.0, 5.0, took, watches)
-    assert watches * took / pause <= 0.2

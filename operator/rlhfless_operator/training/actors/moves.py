@@ -4,9 +4,7 @@ import time
 from collections.abc import Sequence
 
 from rlhfless_operator.planner.moves.migration import Move
-
-_LOOK_SHARE = 0.05
-"""Largest share of the driver's time that the migration may use to decide."""
+from rlhfless_operator.training.actors.looks import pause_after
 
 
 class MoveInProgress:
@@ -36,7 +34,7 @@ class MoveInProgress:
         """
         # Questions that take long are asked less often.
         took = time.monotonic() - asked_at
-        self.look_again_at(asked_at + max(look_seconds, took / _LOOK_SHARE))
+        self.look_again_at(asked_at + max(look_seconds, pause_after(took)))
         self.moves = moves
         self.involved = list(
             dict.fromkeys(name for move in moves for name in (move.source, move.destination) if name is not None)

@@ -10,6 +10,7 @@ from rlhfless_operator.planner.moves.migration import Actor, Migration
 from rlhfless_operator.planner.moves.rules import ends_of_groups, seconds_left
 from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP, least_chunk
 from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.looks import one_more_rollout, pause_after
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.instances.instance_queue import Part
@@ -19,10 +20,6 @@ LOOK_SECONDS = 0.25
 """Least seconds between two looks."""
 _LATE_SHARE = 0.05
 """Seconds to the next look, as a share of those since the rollout began and of those left of it."""
-_LOOK_SHARE = 0.2
-"""Largest share of the process's time that all of its watches' looks may take together."""
-_open: set[object] = set()
-"""The watches that are under way in this process."""
 
 
 class RolloutWatch:
@@ -70,16 +67,14 @@ class RolloutWatch:
     @asynccontextmanager
     async def under_way(self) -> AsyncIterator[None]:
         """Look again and again while the rollout is made."""
-        _open.add(self)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._watch())
-                yield
-                watching.cancel()
+            with one_more_rollout():
+                async with asyncio.TaskGroup() as tasks:
+                    watching = tasks.create_task(self._watch())
+                    yield
+                    watching.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-        finally:
-            _open.discard(self)
 
     async def all_is_generated(self) -> None:
         """Let instances prepare what is left, since all samples are finished."""
@@ -96,7 +91,7 @@ class RolloutWatch:
             left = max(generation + self._last_chunk(preparation), preparation)
             await self._foresee(left)
             now = time.monotonic()
-            await asyncio.sleep(seconds_to_next_look(now - begun, left, now - looked, len(_open)))
+            await asyncio.sleep(max(seconds_to_next_look(now - begun, left), pause_after(now - looked)))
 
     async def _foresee(self, left: float) -> None:
         """Keep, start and let go instances of the other stages, with so many seconds left of the rollout."""
@@ -182,18 +177,16 @@ class RolloutWatch:
             await self._preparers.has_left(0)
 
 
-def seconds_to_next_look(since: float, left: float, took: float, watches: int) -> float:
-    """Return the seconds until a watch looks again.
+def seconds_to_next_look(since: float, left: float) -> float:
+    """Return the seconds after which a new forecast may say something else.
 
-    A forecast need not be newer than it is exact: it is renewed often while it is young, and near the end.
+    It changes quickly while it is young and near the end, and slowly in between.
 
     Args:
         since: seconds since the rollout began.
         left: seconds left of it, by the last look.
-        took: seconds that the last look took.
-        watches: number of watches in this process.
     """
-    return max(LOOK_SECONDS, _LATE_SHARE * min(since, left), took * watches / _LOOK_SHARE)
+    return max(LOOK_SECONDS, _LATE_SHARE * min(since, left))
 
 
 async def expect_learner(run: TrainingRun, planned_seconds: float) -> None:
