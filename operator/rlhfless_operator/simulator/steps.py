@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor, assess
 from rlhfless_operator.planner.step.bounds import lower_bound
-from rlhfless_operator.planner.step.forecast import Holding, Training
+from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import ExpectedSamples, StepSetting, plan_generation
+from rlhfless_operator.planner.step.holding import Holding
 from rlhfless_operator.planner.step.loads import Indices, Loads
 from rlhfless_operator.planner.step.overlap import TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.planner.step.pace import LearnerPace, run_paced

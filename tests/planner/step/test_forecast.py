@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.step.forecast import STEPS_OF_A_START, Holding, StepForecast, Tail, Training
+from rlhfless_operator.planner.step.forecast import StepForecast, Tail, Training
+from rlhfless_operator.planner.step.holding import STEPS_OF_A_START, Holding
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.planner.step.planning import Division
 

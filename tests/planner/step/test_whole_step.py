@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.step.forecast import Holding, Training
+from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.holding import Holding
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits

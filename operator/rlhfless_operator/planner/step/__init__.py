@@ -7,6 +7,7 @@ From the top down:
 - `whole_step`: plan generation together with preparation and learning.
 - `forecast`: forecast a division to the end of the step.
 - `planning`: divide samples over instances within a deadline or a budget, or by λ.
+- `holding`: charge a step whose instances stay instead of being let go and started again.
 - `overlap`, `pace`: work off groups while others decode; `pace` also lets the learner go while it waits.
 - `bounds`, `least_period`: bounds that no plan and no order of the work goes below.
 - `preparers`, `learner_scaling`, `chunks`: choose how many instances prepare, how many learn, and how many groups an

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.holding import Held, Holding, held_for
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import Loads
 from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
@@ -54,22 +55,6 @@ class Training:
     learning is charged as one GPU."""
     follows: bool = False
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """GPUs that keep an instance and the learner all the time, and start neither."""
-
-    gpus: int
-    """Number of GPUs that do so already, from the step before."""
-    late_seconds: float
-    """Seconds by which a step ends later if further GPUs begin to do so."""
-    start_seconds: float
-    """Seconds to start both on one GPU."""
-
-
-STEPS_OF_A_START = 8
-"""Number of steps over which a start of held GPUs is charged: they stay for an unknown time."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +182,8 @@ class StepForecast:
             start_seconds=0.0,
             update_seconds=training.update_seconds,
         )
-        more = max(0, gpus - holding.gpus)
-        end = run.end + (holding.late_seconds / STEPS_OF_A_START if more else 0.0)
-        return end, gpus * end + more * holding.start_seconds / STEPS_OF_A_START
+        held = Held(gpus, max(0, gpus - holding.gpus), holding.start_seconds)
+        return held_for(run.end, [held], holding.late_seconds)
 
     def prepared(self, work: Floats, preparers: int) -> Floats:
         """Return the moment at which each group is prepared by `preparers` instances [groups]."""

@@ -14,7 +14,8 @@ from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.step.async_planning import plan_asynchronous_step
-from rlhfless_operator.planner.step.forecast import Holding, Training
+from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.holding import Holding
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, Plan, PolicyName, plan
 from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
-from rlhfless_operator.planner.step.forecast import Holding, StepForecast, Tail, Training
+from rlhfless_operator.planner.step.forecast import StepForecast, Tail, Training
+from rlhfless_operator.planner.step.holding import Holding
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan
 from rlhfless_operator.planner.step.planning import Division, InfeasibleError, Limits, Plan, Planner
