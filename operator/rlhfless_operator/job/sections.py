@@ -37,7 +37,8 @@ class GenerationSpec(Settings):
     instances: InstanceRange = InstanceRange()
     """Number of instances that a step may use. The planning policy chooses within this range."""
     keep_alive: KeepAlive = None
-    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start."""
+    """How long an idle instance is kept. `auto` weighs the cost of waiting against that of a new start. If all stages
+    say `auto`, the `cost` planning policy keeps all instances for whole steps where it finds that better."""
     engine: Literal["auto", "vllm", "transformers"] = "auto"
     """Inference engine. `auto` selects vLLM if it is installed and supports the device, and transformers otherwise."""
     vllm: VllmSettings = VllmSettings()

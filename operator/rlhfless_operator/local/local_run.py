@@ -224,12 +224,15 @@ def _closing_lines(job: RLHFJob, root: str, report: str, summary: dict[str, Any]
     money = format_money(Decimal(summary["cost"]), summary["currency"])
     model = [] if job.spec.rehearsal else [f"  model   {artifacts.join(root, 'model')}"]
     shares = [f"{stage} {share:.0%}".replace("%", " %") for stage, share in summary["busy_share"].items()]
+    held, why = summary["held_steps"], summary["holding"]
+    holding = [f"  all instances stayed in {held} of these steps{f': {why}' if why else ''}"] if held else []
     barren = summary["steps_that_taught_nothing"]
     warning = [f"  warning: {barren} of these steps had nothing to learn from; see the report"] if barren else []
     return [
         f"{job.metadata.name}: {summary['steps']} steps in {format_clock(summary['seconds'])}  {reward}",
         f"  {summary['instance_seconds']:.0f} instance-seconds, {summary['idle_seconds']:.0f} of them idle  {money}",
         *([f"  of the time held, work was: {', '.join(shares)}"] if shares else []),
+        *holding,
         *warning,
         *model,
         f"  report  {report}",

@@ -30,6 +30,10 @@ class PlanRecord(BaseModel):
     """Most instances that prepare the step's groups at a time."""
     preparers_reason: str = ""
     """Reason for that number; empty if the plan had no choice."""
+    holds: bool = False
+    """Whether the instances of all stages stay for the whole step."""
+    holds_reason: str = ""
+    """Reason for that; empty if the plan had no choice."""
     prefixes: str
     """Whether the instances can share prefixes of prompts, with the reason."""
 

@@ -105,6 +105,8 @@ class RLHFJobStatus(Settings):
     """Mean reward of the last step."""
     actors: int = 0
     """Generation actors of the last step."""
+    holding: str = ""
+    """Why the instances of all stages stayed for the whole of the last step; empty if they were let go."""
     seconds: float = 0.0
     """Time spent on finished steps and evaluations, over all drivers."""
     instance_seconds: float = 0.0

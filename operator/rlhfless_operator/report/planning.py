@@ -51,7 +51,7 @@ def section(run: Run) -> str:
         and (chosen or names[0][0] != "learning/instances_chosen")
     ]
     charts = f'<div class="charts">{"".join(figures)}</div>' if figures else ""
-    return charts + _preparers(run) + _learners(run) + _prefixes(run)
+    return charts + _preparers(run) + _learners(run) + _held_steps(run) + _prefixes(run)
 
 
 def _preparers(run: Run) -> str:
@@ -72,6 +72,18 @@ def _learners(run: Run) -> str:
     count = int(newest["instances"])
     instances = "1 instance learns" if count == 1 else f"{count} instances learn together"
     return f"<p>From step {int(newest['step'])} on {instances}: {escape(str(newest['reason']))}.</p>"
+
+
+def _held_steps(run: Run) -> str:
+    """Return a sentence on the steps whose instances all stayed, with the reason in the newest of them."""
+    held = [record for record in run.trained if record.plan and record.plan.get("holds")]
+    if not held:
+        return ""
+    reason = escape(str(held[-1].plan["holds_reason"])) if held[-1].plan else ""
+    return (
+        f"<p>In {len(held)} of {len(run.trained)} steps the instances of all stages stayed for the whole step. In step"
+        f" {held[-1].step}, {reason}.</p>"
+    )
 
 
 def _prefixes(run: Run) -> str:

@@ -9,11 +9,13 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.step.holding import StagesHolding
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.costs.generation_plan import holding_of
 from rlhfless_operator.training.costs.prefix_choice import PrefixChoice
 from rlhfless_operator.training.costs.step_plans import StepPlans
 from rlhfless_operator.training.data.prompts import Prompts
@@ -156,7 +158,14 @@ def open_run(
     requests = RequestBuilder(job, folder, status.uid, sleeps=sleeps, shares_prefixes=lambda: prefixes.able)
     prompts = Prompts(job.spec, folder)
     # A learner that waits for groups would hold the GPUs that they need.
-    plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces)
+    may_hold = job.spec.asynchronous is None and not sleeps and all(kept is None for kept in keep_alive.values())
+
+    def holding() -> StagesHolding | None:
+        there = {stage: capacity.there(stage) for stage in STAGES}
+        switches = {stage: capacity.switch_seconds(stage) for stage in STAGES}
+        return holding_of(job.spec, cost_model.history, there, switches) if may_hold else None
+
+    plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces, holding=holding)
     learners = GangSize(job.spec.learning.instances)
     if status.learners is not None and job.spec.chooses_learners:
         learners.choose(status.learners.instances)

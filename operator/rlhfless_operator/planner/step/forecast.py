@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
-from rlhfless_operator.planner.step.holding import Held, Holding, held_for
+from rlhfless_operator.planner.step.holding import Held, Holding, StagesHolding, held_for
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import Loads
 from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, free_gpus, plan_trainer, queue, run_trainer
@@ -55,6 +55,11 @@ class Training:
     learning is charged as one GPU."""
     follows: bool = False
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
+    learner_idle_seconds: float = 0.0
+    """Seconds for which one learner is held in a step without working, if there are no `learners`: started, drained, or
+    kept."""
+    holding: StagesHolding | None = None
+    """Costs of keeping all instances for the whole step, if there are preparers; None if that is not possible."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,8 @@ class StepForecast:
         seconds = end + training.update_seconds + training.afterwards_seconds
         afterwards = training.update_seconds + training.afterwards_seconds
         paid = _preparers_held(end, training, preparers) * training.preparation_price
-        return TrainerPlan(1, begin), seconds, self.gpu_seconds + (paid + afterwards * training.learning_price)
+        paid += (afterwards + training.learner_idle_seconds) * training.learning_price
+        return TrainerPlan(1, begin), seconds, self.gpu_seconds + paid
 
     def _completed(self, end: float) -> Floats:
         """Return the moment at which each group is complete, if the last response ends at `end` [groups]."""

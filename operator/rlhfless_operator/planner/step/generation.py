@@ -128,6 +128,10 @@ class PlannedStep:
     """Groups that a learner behind preparation can expect; None for a learner that waits for the whole batch."""
     whole: StepPlan | None = None
     """Plan of the whole step; None by policies that plan generation alone."""
+    holds: bool = False
+    """Whether the instances of all stages stay for the whole step."""
+    holds_reason: str = ""
+    """Reason for that; empty if the plan had no choice."""
 
 
 def plan_generation(policy: PolicyName, samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
@@ -202,6 +206,20 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
         step.trainer.gpus if training.learners else None,
         _groups(samples, training, step),
         step,
+        step.holds,
+        _holds_reason(step, cost_weight) if training.holding is not None else "",
+    )
+
+
+def _holds_reason(step: StepPlan, cost_weight: float) -> str:
+    """Say why a step's instances stay or go."""
+    if step.otherwise is None:
+        return ""
+    mine, other = (step.expected_seconds, step.expected_gpu_seconds), step.otherwise
+    (stay, stays), (go, goes) = (mine, other) if step.holds else (other, mine)
+    return (
+        f"to keep all of them takes {stays:.4g} instance-seconds and {stay:.4g} s, to let them go and start again"
+        f" {goes:.4g} and {go:.4g} s (λ {cost_weight:g})"
     )
 
 

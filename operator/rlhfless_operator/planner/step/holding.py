@@ -20,6 +20,39 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class Staying:
+    """The instances of a stage, as a step finds them, and the price of letting one go."""
+
+    there: int
+    """Number of them that are there already."""
+    switch_seconds: float
+    """Instance-seconds of letting one go and having another as it was."""
+    price: float = 1.0
+    """Price of a second of one, in GPU-seconds of generation."""
+
+    def held(self, count: int) -> "Held":
+        """Return so many of them, if they stay for a whole step."""
+        return Held(count, max(0, count - self.there), self.switch_seconds, self.price)
+
+
+@dataclass(frozen=True, slots=True)
+class StagesHolding:
+    """Instances of three stages that have GPUs of their own, and may all stay for a whole step."""
+
+    generation: Staying
+    preparation: Staying
+    learning: Staying
+    late_seconds: float = 0.0
+    """Seconds by which a step begins later if generation's instances start for it: a start that is longer than the
+    learning of the step before, which hides it."""
+
+    def stay(self, seconds: float, actors: int, preparers: int, learners: int) -> tuple[float, float]:
+        """Return the seconds and GPU-seconds of a step of `seconds` in which so many instances stay."""
+        held = [self.generation.held(actors), self.preparation.held(preparers), self.learning.held(learners)]
+        return held_for(seconds, held, self.late_seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """GPUs, or instances of one stage, that stay for a whole step."""
 

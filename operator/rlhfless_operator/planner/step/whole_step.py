@@ -6,7 +6,7 @@ complete, how many GPUs then work them off, and at which cost.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -49,6 +49,9 @@ class StepPlan:
     holds: bool = False
     """Whether instances and the learner stay on the GPUs of this division, like static actors. Nothing is started or
     let go, and an instance that is emptied leaves its GPUs to the learner."""
+    otherwise: tuple[float, float] | None = None
+    """Seconds and GPU-seconds of the best step that lets instances go where this one holds them, or the other way
+    round; None if there was no choice."""
 
 
 def plan_step(
@@ -197,14 +200,21 @@ class _Search:
             expected,
             preparers=found.preparers,
             holds=found.holds,
+            otherwise=self._otherwise(found),
         )
 
+    def _otherwise(self, found: _Outcome) -> tuple[float, float] | None:
+        others = [each for each in self._outcomes if each.holds != found.holds]
+        best = min(others, key=self._weighing(), default=None)
+        return None if best is None else (best.seconds, best.gpu_seconds)
+
     def _best(self) -> _Outcome:
+        return min(self._outcomes, key=self._weighing())
+
+    def _weighing(self) -> Callable[[_Outcome], float]:
+        """Return the function of an outcome that is to be least."""
         fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
-        return min(
-            self._outcomes,
-            key=lambda each: (1 - weight) * each.seconds / fastest + weight * each.gpu_seconds / cheapest,
-        )
+        return lambda each: (1 - weight) * each.seconds / fastest + weight * each.gpu_seconds / cheapest
 
     def _fastest(self) -> float:
         return min(each.seconds for each in self._outcomes)
@@ -247,4 +257,13 @@ class _Search:
         found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]
         if not found:
             found = [forecast.trained_apart(ready, tokens, training, preparers)]
-        return [_Outcome(choice, division, ready, *each, preparers=preparers) for each in found]
+        holding = training.holding
+        if holding is None:
+            return [_Outcome(choice, division, ready, *each, preparers=preparers) for each in found]
+        outcomes = []
+        for trainer, seconds, gpu_seconds in found:
+            goes = seconds + holding.late_seconds
+            outcomes.append(_Outcome(choice, division, ready, trainer, goes, gpu_seconds, preparers))
+            stays = holding.stay(seconds, len(division.shares), preparers, trainer.gpus)
+            outcomes.append(_Outcome(choice, division, ready, trainer, *stays, preparers, holds=True))
+        return outcomes

@@ -19,6 +19,7 @@ from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, plan_generation
+from rlhfless_operator.planner.step.holding import StagesHolding
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, Measured, to_judge_by
 from rlhfless_operator.planner.step.pace import LearnerPace
 from rlhfless_operator.platforms.base import StateChange
@@ -122,6 +123,7 @@ class CostModel:
         known: bool,
         follows: bool = False,
         learners: Sequence[LearnerOption] = (),
+        holding: StagesHolding | None = None,
     ) -> GenerationPlan:
         """Plan a step's generation.
 
@@ -130,6 +132,7 @@ class CostModel:
             known: whether they are training prompts. For others, rows of another dataset, only the prior is known.
             follows: whether learning may begin before the batch is complete.
             learners: numbers of learning instances to choose from; none if there is no choice.
+            holding: costs of keeping all instances for the whole step; None if they can't be kept.
         """
         spec, contention = self._spec, self._contention()
         longest = spec.sampling.max_response_tokens
@@ -140,7 +143,7 @@ class CostModel:
             longest,
         )
         limits = limits_of(spec, self._actors, self.room)
-        training = training_of(spec, self.history, learners, follows=follows)
+        training = training_of(spec, self.history, learners, follows=follows, holding=holding)
         setting = setting_of(spec, limits, self.latency, training, self.history, contention)
         return in_tasks(plan_generation(spec.planning.policy, samples, setting), estimates, contention)
 

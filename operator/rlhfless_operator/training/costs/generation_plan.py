@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhfless_functions.api import EngineRoom, SampleTask, Stage
+from rlhfless_functions.api import STAGES, EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.spec import RLHFJobSpec
@@ -13,6 +13,7 @@ from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
+from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, sizes
 from rlhfless_operator.planner.step.planning import Limits, longest_first
 
@@ -46,12 +47,40 @@ def limits_of(spec: RLHFJobSpec, actors: ActorRange, room: EngineRoom | None) ->
     return Limits(actors.least, actors.most, kv_tokens, max_batch)
 
 
-def training_of(spec: RLHFJobSpec, history: History, learners: Sequence[LearnerOption], *, follows: bool) -> Training:
+def holding_of(
+    spec: RLHFJobSpec, history: History, there: Mapping[Stage, int], switch_seconds: Mapping[Stage, float]
+) -> StagesHolding | None:
+    """Return the costs of keeping the instances of all stages for a whole step; None before a step was learnt.
+
+    Args:
+        there: number of instances of each stage that are there.
+        switch_seconds: instance-seconds of letting one go and having another.
+    """
+    if not (learning_seconds := history.mean("learning")):
+        return None
+    prices = spec.instance_prices
+    generation, preparation, learning = (
+        Staying(there[stage], switch_seconds[stage], price_ratio(prices, stage)) for stage in STAGES
+    )
+    # Instances of generation start while the step before is learnt.
+    late = max(0.0, history.mean("startup/generation") - learning_seconds)
+    return StagesHolding(generation, preparation, learning, late)
+
+
+def training_of(
+    spec: RLHFJobSpec,
+    history: History,
+    learners: Sequence[LearnerOption],
+    *,
+    follows: bool,
+    holding: StagesHolding | None = None,
+) -> Training:
     """Return what preparation and learning take and cost, as earlier steps have shown it.
 
     Args:
         learners: numbers of learning instances from which the `cost` policy chooses; one of them if left out.
         follows: whether learning may begin before the batch is complete.
+        holding: costs of keeping all instances; None if they can't be kept.
     """
     preparation = spec.preparation.instances
     accumulation = history.mean("learning/token") if follows else 0.0
@@ -69,6 +98,8 @@ def training_of(spec: RLHFJobSpec, history: History, learners: Sequence[LearnerO
         accumulation_token_seconds=accumulation,
         learners=tuple(learners),
         follows=accumulation > 0,
+        learner_idle_seconds=idle_seconds(history, "learning"),
+        holding=holding,
     )
 
 

@@ -1,8 +1,9 @@
 """Plans of a job's steps. The next one is made while the learner works."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlhfless_functions.api import Purpose
+from rlhfless_operator.planner.step.holding import StagesHolding
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
@@ -16,12 +17,21 @@ class StepPlans:
         cost_model: of the job.
         prompts: of the job.
         follows: whether learning may begin before a training batch is complete.
+        holding: returns the costs of keeping all instances for a whole step; None if they can't be kept.
     """
 
-    def __init__(self, cost_model: CostModel, prompts: Prompts, *, follows: bool) -> None:
+    def __init__(
+        self,
+        cost_model: CostModel,
+        prompts: Prompts,
+        *,
+        follows: bool,
+        holding: Callable[[], StagesHolding | None] = lambda: None,
+    ) -> None:
         self._cost_model = cost_model
         self._prompts = prompts
         self._follows = follows
+        self._holding = holding
         self.learners: Sequence[LearnerOption] = ()
         """Numbers of learning instances from which the next training step's plan chooses."""
         self._ahead: tuple[list[int], GenerationPlan] | None = None
@@ -44,6 +54,7 @@ class StepPlans:
             known=training,
             follows=training and self._follows,
             learners=self.learners if training else (),
+            holding=self._holding() if training else None,
         )
 
     def plan_ahead(self, prompts: list[int], samples_per_prompt: int) -> GenerationPlan:

@@ -71,6 +71,7 @@ class Capacity:
         self._stages = {stage: _Held() for stage in STAGES}
         self._restart_seconds: dict[Stage, float] = {}
         self._over: set[Stage] = set()
+        self._staying: dict[Stage, int] = {}
 
     @property
     def sleeps(self) -> bool:
@@ -107,9 +108,11 @@ class Capacity:
             self._resume(stage, held, count - held.working, now)
         elif count < held.working:
             self._restart_seconds[stage] = restart_seconds
-            limit = self._limit(stage, now, undecided=undecided)
-            held.idle_since += [now] * (held.working - count)
-            held.kept_until += [now + limit] * (held.working - count)
+            limit, ended = self._limit(stage, now, undecided=undecided), held.working - count
+            held.forget_past(now)
+            stay = min(ended, max(0, self._staying.get(stage, 0) - count - len(held.kept_until)))
+            held.idle_since += [now] * ended
+            held.kept_until += [math.inf] * stay + [now + limit] * (ended - stay)
         held.working = count
         await self._apply(stage)
         self._release_in_time(stage, held)
@@ -121,7 +124,7 @@ class Capacity:
 
     def holds(self, stage: Stage) -> bool:
         """Return whether an instance of a stage is wanted now, with work or without."""
-        return self._stages[stage].wanted(self._clock()) > 0
+        return self.there(stage) > 0
 
     def has_idle(self, stage: Stage) -> bool:
         """Return whether an instance of a stage is kept that has no work, and that may be let go."""
@@ -130,8 +133,36 @@ class Capacity:
         return bool(held.kept_until) and not held.working and not self.keeps(stage)
 
     def keeps(self, stage: Stage) -> bool:
-        """Return whether forecasts end no idle instances: the platform keeps them, or they sleep."""
-        return self._sleeps or self._keep_alive[stage] is not None
+        """Return whether forecasts end no idle instances: the plan or the platform keeps them, or they sleep."""
+        return self._sleeps or self._keep_alive[stage] is not None or stage in self._staying
+
+    @property
+    def stays(self) -> bool:
+        """Whether the plan keeps instances for the whole step."""
+        return bool(self._staying)
+
+    def there(self, stage: Stage) -> int:
+        """Return the number of instances of a stage that are wanted now, with work or without."""
+        return self._stages[stage].wanted(self._clock())
+
+    async def stay(self, counts: Mapping[Stage, int]) -> None:
+        """Keep so many instances of these stages from now on once they are there, with work or without. Forecasts
+        decide on those of other stages again."""
+        ends, self._staying = self._staying.keys() - counts.keys(), dict(counts)
+        now = self._clock()
+        for stage, held in self._stages.items():
+            held.forget_past(now)
+            if stage in counts:
+                most = max(0, counts[stage] - held.working)
+                held.kept_until = [math.inf] * min(most, len(held.kept_until))
+            elif stage in ends and stage != "learning":
+                # Whoever saves a learner's state lets it go.
+                limit = self._limit(stage, now, undecided=False)
+                held.kept_until = [now + limit] * len(held.kept_until) if limit else []
+            else:
+                continue
+            await self._apply(stage)
+            self._release_in_time(stage, held)
 
     def switch_seconds(self, stage: Stage) -> float:
         """Return the instance-seconds of letting an instance go and having one again."""

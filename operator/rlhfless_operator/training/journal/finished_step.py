@@ -109,6 +109,7 @@ def status_after(
             "critic": learned.critic,
             "reward": reward,
             "actors": actors,
+            "holding": record.plan["holds_reason"] if record.plan.get("holds") else "",
             "recent_steps": [*before.recent_steps, brief][-RECENT_STEPS:],
         }
         if learned.checkpoint is not None:

@@ -36,6 +36,8 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
         "reward_first": rewards[0] if rewards else None,
         "reward_last": rewards[-1] if rewards else None,
         "steps_that_taught_nothing": sum(map(taught_nothing, records)),
+        "held_steps": sum(bool(record.plan and record.plan.get("holds")) for record in records),
+        "holding": status.holding,
     }
     if evaluations:
         summary |= {"held_out_reward_before": evaluations[0], "held_out_reward_after": evaluations[-1]}

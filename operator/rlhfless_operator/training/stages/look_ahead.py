@@ -7,6 +7,7 @@ from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
 from rlhfless_operator.training.stages.evaluation import evaluation_due
+from rlhfless_operator.training.stages.holding import hold_as_planned
 from rlhfless_operator.training.stages.learner_choice import offer_learners
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes
 
@@ -30,7 +31,9 @@ async def look_ahead(run: TrainingRun, journal: StepJournal, step: int, lengths:
         except BudgetExhaustedError:
             return
         consider_prefixes(run, step + 1, plan)
+        await hold_as_planned(run, step + 1, plan)
     else:
+        await run.capacity.stay({})
         return
     # The next weights are not there yet. An engine that has loaded a model swaps them in at once.
     preload = run.requests.preload(run.requests.initial)

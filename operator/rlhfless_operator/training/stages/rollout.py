@@ -32,6 +32,7 @@ from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+from rlhfless_operator.training.stages.holding import hold_as_planned
 from rlhfless_operator.training.stages.live_actors import LiveActors
 from rlhfless_operator.training.stages.live_generation import generate_live
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
@@ -118,7 +119,9 @@ async def roll_out(
         plan = run.plans.plan(prompts, samples, "training")
         if first_plan is not None:
             run.progress.samples += len(prompts) * samples
-        first_plan = first_plan or plan
+        if first_plan is None:
+            first_plan = plan
+            await hold_as_planned(run, task.step, plan)
         if task.on_plan is not None:
             task.on_plan(plan)
         if run.requests.learns_in_pieces:

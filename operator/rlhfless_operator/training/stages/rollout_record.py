@@ -179,5 +179,7 @@ def plan_record(plan: GenerationPlan, report: PredictionReport | None = None, *,
         relative_error=report.relative_error if report is not None else None,
         preparers=plan.planned.preparers,
         preparers_reason=plan.planned.preparers_reason,
+        holds=plan.planned.holds,
+        holds_reason=plan.planned.holds_reason,
         prefixes=prefixes,
     )
