@@ -63,6 +63,10 @@ class JobFolder:
         """Return the weights, critic and optimizer state after a step."""
         return join(self.root, "checkpoints", _step(step))
 
+    def state(self, step: int) -> str:
+        """Return what a learner that was let go after a step has saved: the same as a checkpoint, for its successor."""
+        return join(self.root, "states", _step(step))
+
     def progress(self, step: int) -> str:
         """Return the URI of the control plane's own state after a step: data cursor and length predictions."""
         return join(self.root, "progress", f"{_step(step)}.json")

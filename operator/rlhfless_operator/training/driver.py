@@ -32,7 +32,7 @@ from rlhfless_operator.training.loop import train
 from rlhfless_operator.training.run import AvailableGpus, TrainingRun, open_run
 
 _BEFORE_THE_FIRST_STEP = (
-    *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints"),
+    *("data", "rollouts", "batches", "results", "weights", "critics", "checkpoints", "states"),
     *("traces", "journal", "metrics.jsonl", "samples.jsonl"),
 )
 """Folders and files that may have been made before a first step is done."""

@@ -9,6 +9,7 @@ from rlhfless_functions.api import Purpose, WeightsReference
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus
 from rlhfless_operator.training.journal.garbage import Retention, remove_garbage, remove_remains
+from rlhfless_operator.training.journal.older_checkpoints import older_checkpoints
 
 STEPS = range(1, 9)
 
@@ -68,6 +69,27 @@ def test_batches_since_the_only_checkpoint_that_is_kept_stay(tmp_path: Path) -> 
     remove_garbage(folder, status_of(folder), Retention(1))
     assert steps_in(folder, "batches") == ["step-000007", "step-000008", "step-000008-evaluation"]
     assert steps_in(folder, "results") == ["step-000007", "step-000008"]
+
+
+def test_a_state_that_a_learner_saved_before_it_was_let_go_counts_as_no_checkpoint_to_keep(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    for step in (3, 5, 7):
+        artifacts.write_bytes(artifacts.join(folder.state(step), "model.safetensors"), b"x")
+    saved = CheckpointStatus(step=7, uri=folder.state(7))
+    remove_garbage(folder, status_of(folder).model_copy(update={"checkpoint": saved}), Retention(2))
+    assert steps_in(folder, "states") == ["step-000007"]
+    assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000008"]
+    # If what was saved is damaged, checkpoint 6 serves, and then checkpoint 4.
+    assert steps_in(folder, "results") == ["step-000005", "step-000006", "step-000007", "step-000008"]
+    older = [None if each is None else each.uri for each in older_checkpoints(folder, saved)]
+    assert older == [folder.checkpoint(6), folder.checkpoint(4), None]
+
+
+def test_a_state_that_may_be_being_saved_stays(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    artifacts.write_bytes(artifacts.join(folder.state(7), "model.safetensors"), b"x")
+    remove_garbage(folder, status_of(folder), Retention(2))
+    assert steps_in(folder, "states") == ["step-000007"]
 
 
 def test_all_batches_stay_while_there_are_fewer_checkpoints_than_are_kept(tmp_path: Path) -> None:

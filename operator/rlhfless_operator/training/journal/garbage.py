@@ -75,7 +75,8 @@ def kept(
 ) -> dict[str, list[str]]:
     """Return the URIs that stay, by sub-folder.
 
-    These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
+    These are the newest and the best weights, the newest critic, the newest checkpoints, the state that the newest
+    learner to be let go has saved or may be saving, the batches of all steps since
     the oldest of them (or of all steps), and responses to draft from. The files that the running step, the one after
     the status's, may be writing stay, too. In an asynchronous job several steps run, and the weights that sample them
     stay. The learner may have published the running step already, and be publishing the next one. Only the weights that
@@ -99,9 +100,12 @@ def kept(
         "lines": [folder.line(version) for version in sampling],
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [
-            # A learner that is to be let go may be writing the newest step's.
-            *map(folder.checkpoint, (status.step, *publishing)),
+            *map(folder.checkpoint, publishing),
             *checkpoints,
+        ],
+        "states": [
+            *map(folder.state, (status.step, *publishing)),
+            *([status.checkpoint.uri] if status.checkpoint is not None else []),
         ],
         "rollouts": [
             *(folder.rollouts(step, "training") for step in under_way),

@@ -14,17 +14,20 @@ _STEP = re.compile(r"/step-(\d{6,})$")
 
 
 def checkpoints_until(folder: JobFolder, newest: str) -> list[str]:
-    """Return the URIs of a job's checkpoints, the oldest first.
+    """Return the URIs of a job's checkpoints up to the step of one, the oldest first.
 
     Args:
-        newest: the last of them. A list of the store may lack it.
+        newest: a checkpoint, which a list of the store may lack, or what a learner that was let go has saved.
 
     Raises:
         ArtifactError: the store does not answer.
     """
     root = folder.file("checkpoints")
-    found = {newest, *(_below(root, uri) for uri in artifacts.list_files(root))}
-    return sorted(filter(_STEP.search, (uri for uri in found if uri <= newest)), key=checkpoint_step)
+    found = {_below(root, uri) for uri in artifacts.list_files(root)}
+    if newest.startswith(root):
+        found.add(newest)
+    steps = {uri: checkpoint_step(uri) for uri in found if _STEP.search(uri)}
+    return sorted((uri for uri, step in steps.items() if step <= checkpoint_step(newest)), key=checkpoint_step)
 
 
 def checkpoint_step(uri: str) -> int:

@@ -188,7 +188,9 @@ class StepJournal:
     def kept_batches_from(self) -> int:
         """The first step whose batch a learner may need again: after the oldest checkpoint that is kept."""
         kept = self.spec.checkpoints
-        return max(0, self.checkpoint_step - (kept.keep - 1) * kept.every_steps) + 1
+        # Learners that were let go have saved later states, which do not count.
+        newest = self.checkpoint_step // kept.every_steps * kept.every_steps
+        return max(0, newest - (kept.keep - 1) * kept.every_steps) + 1
 
     def go_back(self, older: CheckpointStatus | None) -> None:
         """Let learners start from an older checkpoint. The status says so once the step under way is done."""

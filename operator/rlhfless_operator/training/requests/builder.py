@@ -364,7 +364,7 @@ class RequestBuilder:
             result=self._folder.result("save", version),
             heartbeat_seconds=self._heartbeat,
             version=version,
-            checkpoint=self._folder.checkpoint(version),
+            checkpoint=self._folder.state(version),
         )
 
     def prompting(self, *, chat: bool) -> Prompting:
