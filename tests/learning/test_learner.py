@@ -12,9 +12,12 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     BatchReference,
     JournalledPiece,
+    LearnRequest,
     SaveRequest,
     SaveResult,
     StepSettings,
+    TakeUpRequest,
+    TakeUpResult,
     TaskKey,
     WeightsReference,
     piece_uri,
@@ -111,6 +114,32 @@ def test_the_state_in_memory_is_used_where_it_fits_and_only_there(job: Job) -> N
     anew = learner.run(job.request(2, "another", key=key), context())
     assert "seconds/load" in anew.metrics, "its state is of another job"
     assert_equal(job.published(2, "another"), job.published(2))
+
+
+def taking_up(step: LearnRequest) -> TakeUpRequest:
+    batch = BatchReference(step=step.batch.step, parts=[], samples=[])
+    return TakeUpRequest(key=step.key, result="r", step=step.model_copy(update={"batch": batch}))
+
+
+def test_a_learner_that_takes_its_state_up_before_the_batch_is_there_makes_the_same_weights(job: Job) -> None:
+    job.undisturbed(3)
+    learner, step = Learner(), job.request(3, "ahead", 1)
+    taken = learner.run(taking_up(step), context())
+    assert isinstance(taken, TakeUpResult)
+    assert taken.load_seconds > 0 and taken.replay_seconds > 0
+    result = learner.run(step, context())
+    assert "seconds/load" not in result.metrics and "seconds/replay" not in result.metrics
+    assert_equal(job.published(3, "ahead"), job.published(3))
+    again = learner.run(taking_up(job.request(4, "ahead", 1)), context())
+    assert isinstance(again, TakeUpResult)
+    assert (again.load_seconds, again.replay_seconds) == (0.0, 0.0), "it is in memory"
+
+
+def test_a_step_is_not_taken_from_an_empty_batch(job: Job) -> None:
+    request = job.request(1, "empty")
+    empty = request.model_copy(update={"batch": request.batch.model_copy(update={"samples": []})})
+    with pytest.raises(TaskError, match=r"batch\.samples: a step learns from at least one sample"):
+        Learner().run(empty, context())
 
 
 def test_a_learner_that_is_to_be_let_go_saves_its_state_and_another_goes_on_without_repeating_a_step(job: Job) -> None:

@@ -17,6 +17,7 @@ from rlhfless_functions.api import (
     PrepareRequest,
     SampleTask,
     SaveRequest,
+    TakeUpRequest,
     TaskKey,
     WeightsReference,
     piece_uri,
@@ -195,3 +196,16 @@ def test_a_checkpoint_takes_its_time_with_a_step_and_by_itself(clock: Clock, emu
     assert saved.seconds == pytest.approx(0.5 * 18.0)
     with pytest.raises(TaskError, match="does not hold version 2"):
         learner.run(save(2), context)
+
+
+def test_a_state_that_was_taken_up_ahead_is_there_when_the_step_comes(
+    clock: Clock, emulation: EmulationSettings
+) -> None:
+    learner, context = EmulatedLearner(emulation), TaskContext(emit=lambda event: None)
+    step = learn(3, checkpoint="c", replay=[batch_of(2)])
+    taken = learner.run(TakeUpRequest.model_construct(step=step), context)
+    assert (taken.load_seconds, taken.replay_seconds) == (pytest.approx(0.5 * 18.0), pytest.approx(0.5 * TOKENS))
+    begun = clock.now
+    result = learner.run(step, context)
+    assert clock.now - begun == pytest.approx(0.5 * TOKENS)
+    assert "seconds/load" not in result.metrics

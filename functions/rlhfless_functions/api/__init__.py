@@ -7,6 +7,7 @@ log-probabilities travel through the artifact store, never through this contract
 
 - `messages`: the base of all messages, the references in them, and the contract's version.
 - `requests`: a request for each kind of work, and `parse_request`.
+- `prompting`: the surroundings of prompts, as a published model names them.
 - `live`: the lines that add samples to a request whose body stays open, and take them back.
 - `results`: a result for each kind of request.
 - `events`: the events of a stream, and how to read and write them.
@@ -56,8 +57,8 @@ from rlhfless_functions.api.messages import (
 )
 from rlhfless_functions.api.pieces import JournalledPiece, Piece, piece_uri
 from rlhfless_functions.api.preload import Preload
+from rlhfless_functions.api.prompting import PROMPTING, Prompting
 from rlhfless_functions.api.requests import (
-    PROMPTING,
     BaseRequest,
     BatchReference,
     ExportRequest,
@@ -68,12 +69,12 @@ from rlhfless_functions.api.requests import (
     MaterializeRequest,
     NextWeights,
     PrepareRequest,
-    Prompting,
     RunRequest,
     SaveRequest,
     SharedPrefix,
     SharedPrefixes,
     StepSettings,
+    TakeUpRequest,
     TrainingProgress,
     UnpublishedVersion,
     parse_request,
@@ -89,4 +90,5 @@ from rlhfless_functions.api.results import (
     PrepareResult,
     SampledTokens,
     SaveResult,
+    TakeUpResult,
 )

@@ -171,6 +171,7 @@ LEARNING_METRICS: dict[str, Metric] = {
     "seconds": Metric("seconds", "The whole request."),
     "seconds/load": Metric("seconds", "Loading models and checkpoint, if they were not in memory."),
     "seconds/wake": Metric("seconds", "Moving weights and optimizer state back to the device after a sleep."),
+    "seconds/taken_up": Metric("seconds", "Loading and repeating beside generation, before the batch was there."),
     "seconds/replay": Metric("seconds", "Repeating steps that were lost with an earlier learner."),
     "seconds/train": Metric("seconds", "The step itself; with `async`, also the critic's values of its samples."),
     "seconds/wait": Metric("seconds", "Waiting for samples of a batch that was still being prepared."),

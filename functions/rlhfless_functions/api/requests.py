@@ -14,6 +14,7 @@ from rlhfless_functions.api.messages import (
     check_protocol,
 )
 from rlhfless_functions.api.pieces import Piece
+from rlhfless_functions.api.prompting import Prompting
 from rlhfless_functions.settings import (
     AlgorithmSettings,
     BatchSettings,
@@ -231,7 +232,7 @@ class BatchReference(Message):
     parts: list[str]
     """URIs of the Parquet files that preparation wrote: all of them, unless the request follows a batch in
     preparation."""
-    samples: list[SampleTask] = Field(min_length=1)
+    samples: list[SampleTask]
     """Every sample of the batch in the order of learning."""
     pieces: list[Piece] = Field(default=[])
     """The division of the samples into pieces, whose gradients are accumulated one after the other; empty if the batch
@@ -335,21 +336,12 @@ class LearnRequest(BaseRequest):
     """The instances that take the step together; None if a single one takes it."""
 
 
-PROMPTING = "prompting.json"
-"""File of a published model with its `Prompting`."""
+class TakeUpRequest(BaseRequest):
+    """Learning: load the state that a step starts from, before its batch is there."""
 
-
-class Prompting(Message):
-    """The surroundings of a prompt in training, and the strings that ended responses."""
-
-    chat: bool = True
-    """Whether prompts were chat messages, in the template of the tokenizer; otherwise they were plain text."""
-    system_prompt: str | None = None
-    """System message before every prompt."""
-    chat_template_kwargs: dict[str, Any] = Field(default={})
-    """Arguments of the chat template."""
-    stop: list[str] = Field(default=[])
-    """Strings that ended a response."""
+    task: Literal["take_up"] = "take_up"
+    step: LearnRequest
+    """The step as it will be requested, with an empty batch."""
 
 
 class SaveRequest(BaseRequest):
@@ -375,7 +367,13 @@ class ExportRequest(BaseRequest):
 
 
 RunRequest = Annotated[
-    MaterializeRequest | GenerationRequest | PrepareRequest | LearnRequest | SaveRequest | ExportRequest,
+    MaterializeRequest
+    | GenerationRequest
+    | PrepareRequest
+    | LearnRequest
+    | TakeUpRequest
+    | SaveRequest
+    | ExportRequest,
     Field(discriminator="task"),
 ]
 

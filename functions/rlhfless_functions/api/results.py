@@ -174,6 +174,15 @@ class LearnResult(Message):
     metrics: dict[str, float]
 
 
+class TakeUpResult(Message):
+    """The state is in memory."""
+
+    load_seconds: float
+    """Seconds of loading models and checkpoint; 0 if they were in memory."""
+    replay_seconds: float
+    """Seconds of repeating steps since the checkpoint."""
+
+
 class SaveResult(Message):
     """The checkpoint of a learner that may be let go."""
 

@@ -25,6 +25,8 @@ from rlhfless_functions.api import (
     Learnt,
     SaveRequest,
     SaveResult,
+    TakeUpRequest,
+    TakeUpResult,
     WeightsReference,
 )
 from rlhfless_functions.distributed.ranks import Ranks
@@ -77,9 +79,9 @@ class Learner:
         self._loaded = model, weights, load_master_weights(model, weights)
 
     def run(
-        self, request: LearnRequest | SaveRequest | ExportRequest, context: TaskContext
-    ) -> LearnResult | SaveResult | ExportResult:
-        """Take a training step and publish its results, save the state, or export a weights version.
+        self, request: LearnRequest | TakeUpRequest | SaveRequest | ExportRequest, context: TaskContext
+    ) -> LearnResult | TakeUpResult | SaveResult | ExportResult:
+        """Take a training step and publish its results, load or save the state, or export a weights version.
 
         A step that is cut after `Learnt` is published nevertheless.
 
@@ -94,9 +96,12 @@ class Learner:
             if isinstance(request, SaveRequest):
                 return self._save(request)
             # Check before instances meet: one that refuses later would leave the others waiting.
-            step = check_steps(request)
-            with ends_where_stuck(request.gang, context):
-                self._call_ranks(request, context)
+            taken = request.step if isinstance(request, TakeUpRequest) else request
+            step = check_steps(taken)
+            with ends_where_stuck(taken.gang, context):
+                self._call_ranks(taken, request, context)
+                if isinstance(request, TakeUpRequest):
+                    return self._take_up_ahead(taken, context)
                 return self._learn(request, step, context)
         except torch.OutOfMemoryError as error:
             self._publisher.settle(lambda: check(context, request.key.step))
@@ -169,8 +174,8 @@ class Learner:
         save_checkpoint(request.checkpoint, state)
         return SaveResult(checkpoint=request.checkpoint, seconds=time.monotonic() - started)
 
-    def _call_ranks(self, request: LearnRequest, context: TaskContext) -> None:
-        """Start the processes that the request needs, here and in other instances, and send them the request."""
+    def _call_ranks(self, request: LearnRequest, told: LearnRequest | TakeUpRequest, context: TaskContext) -> None:
+        """Start the processes that a step needs, here and in other instances, and send them what they are told."""
         if self._follows:
             return
         size = processes(request)
@@ -195,7 +200,7 @@ class Learner:
                     self._team = Team(size)
                 self._ranks = self._team.join(place.seat, place.store)
         if self._team is not None:
-            self._team.tell(request.model_dump_json())
+            self._team.tell(told.model_dump_json())
 
     def _held(self) -> Held | None:
         """Return this instance's part of a group's state."""
@@ -204,7 +209,9 @@ class Learner:
             return None
         return Held(seat.group, seat.rank // (seat.of_instance or 1), f"{state.job_uid}/{state.version}")
 
-    def _failure(self, request: LearnRequest | SaveRequest | ExportRequest, error: Exception) -> TaskError | None:
+    def _failure(
+        self, request: LearnRequest | TakeUpRequest | SaveRequest | ExportRequest, error: Exception
+    ) -> TaskError | None:
         """Return the error of another rank that explains an error here; None if no rank has ended."""
         told = self._team.failure() if self._team is not None else None
         if told is None and self._ranks.instances > 1 and isinstance(error, RuntimeError):
@@ -215,6 +222,16 @@ class Learner:
                 retryable=True,
             )
         return told
+
+    def _take_up_ahead(self, request: LearnRequest, context: TaskContext) -> TakeUpResult:
+        """Load the state that a step starts from. It stays in memory."""
+        request = request.model_copy(update={"algorithm": request.algorithm.resolved()})
+        seconds: dict[str, float] = {}
+        context.awake()
+        self._state, self._begun = self._take_up(request, context, seconds, lambda: check(context, request.batch.step))
+        return TakeUpResult(
+            load_seconds=seconds.get("seconds/load", 0.0), replay_seconds=seconds.get("seconds/replay", 0.0)
+        )
 
     def _learn(self, request: LearnRequest, step: int, context: TaskContext) -> LearnResult:
         started = time.monotonic()

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import torch
 
-from rlhfless_functions.api import LearnRequest, SaveRequest, parse_request
+from rlhfless_functions.api import LearnRequest, SaveRequest, TakeUpRequest, parse_request
 from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning.learner import Learner
 from rlhfless_functions.learning.pieces import LetGoError
@@ -61,7 +61,7 @@ def _follow(folder: Path, threads: int, reports: TextIO) -> None:
                 learner.sleep()
                 continue
             request = parse_request((folder / line.strip()).read_bytes())
-            assert isinstance(request, LearnRequest | SaveRequest)
+            assert isinstance(request, LearnRequest | TakeUpRequest | SaveRequest)
             with contextlib.suppress(LetGoError):
                 learner.run(request, TaskContext(emit=lambda event: None))
         except TaskError as error:

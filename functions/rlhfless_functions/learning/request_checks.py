@@ -44,7 +44,9 @@ def check_steps(request: LearnRequest) -> int:
 
 
 def check_pieces(request: LearnRequest) -> None:
-    """Refuse pieces if the update needs the whole batch before its first gradient."""
+    """Refuse an empty batch, and pieces if the update needs the whole batch before its first gradient."""
+    if not request.batch.samples:
+        raise TaskError("bad_request", "batch.samples: a step learns from at least one sample")
     if not request.batch.pieces and request.following is None:
         return
     size = request.batch_settings.minibatch_samples

@@ -23,6 +23,8 @@ from rlhfless_functions.api import (
     SaveRequest,
     SaveResult,
     Stage,
+    TakeUpRequest,
+    TakeUpResult,
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, publish_prompts
@@ -143,9 +145,9 @@ class EmulatedLearner(_Emulated):
         time.sleep(self._emulation.learning_move_seconds * self._emulation.time_scale)
 
     def run(
-        self, request: LearnRequest | SaveRequest | ExportRequest, context: TaskContext
-    ) -> LearnResult | SaveResult | ExportResult:
-        """Take the time of a training step, or of writing the state."""
+        self, request: LearnRequest | TakeUpRequest | SaveRequest | ExportRequest, context: TaskContext
+    ) -> LearnResult | TakeUpResult | SaveResult | ExportResult:
+        """Take the time of a training step, or of reading or writing the state."""
         if isinstance(request, ExportRequest):
             return ExportResult(uri=request.destination)
         emulation, waited, begun = self._emulation, 0.0, time.monotonic()
@@ -157,6 +159,12 @@ class EmulatedLearner(_Emulated):
         if context.asleep:
             self._wait(emulation.learning_move_seconds, context)
         context.awake()
+        if isinstance(request, TakeUpRequest):
+            taken = self._take_up(request.step, context)
+            self._version = request.step.base.version
+            return TakeUpResult(
+                load_seconds=taken.get("seconds/load", 0.0), replay_seconds=taken.get("seconds/replay", 0.0)
+            )
         seconds = self._take_up(request, context)
         training = time.monotonic()
         if request.following is None:

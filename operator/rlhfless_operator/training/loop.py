@@ -94,8 +94,12 @@ async def take_step(
     await choose_learners(run, journal, step)
     policy = run.requests.weights(journal.status.weights)
     policies = SamplingWeights(policy)
-    task = RolloutTask(step, "training", policies, journal.status.critic, on_forecast=letting_go.consider)
     async with Learning(run, journal, step) as learning:
+
+        def on_forecast(left: float) -> bool:
+            return letting_go.consider(left) or learning.taking_up.consider(left)
+
+        task = RolloutTask(step, "training", policies, journal.status.critic, on_forecast=on_forecast)
         rollout = await roll_out(run, task, learning.expect)
         journal.enter("learning")
         await learning.begin(rollout.batch)

@@ -341,3 +341,16 @@ def test_the_bound_of_a_run_holds_however_well_others_draft(tiny_job: MakeJob) -
     seconds = lucky.stretches[0].seconds
     bound = cost_model.lower_bound(lucky, PROMPT_TOKENS, seconds)
     assert bound is not None and 0 < bound <= seconds
+
+
+def test_a_checkpoint_takes_as_long_to_load_as_to_save_before_one_was_loaded(tiny_job: MakeJob) -> None:
+    costs = cost_model_of(tiny_job())
+    assert costs.taking_up_seconds(3) == 0.0
+    costs.history.add("learning/train", 2.0)
+    costs.taken_up(1.0)
+    assert costs.taking_up_seconds(3) == 7.0
+    costs.saved(4.0)
+    assert costs.taking_up_seconds(0) == 4.0
+    for _ in range(40):
+        costs.taken_up(5.0)
+    assert costs.taking_up_seconds(0) == 5.0

@@ -181,6 +181,12 @@ class CostModel:
         """Return the seconds until a fresh learner can work: loading, and so many steps again."""
         return self.history.mean("learning/load") + steps * self.history.mean("learning/train")
 
+    def taking_up_seconds(self, steps: int) -> float:
+        """Return the seconds in which a fresh learner loads a checkpoint and takes so many steps again; 0 if nothing is
+        known. Before one was loaded, it is as large as one that was saved."""
+        load = self.history.mean("learning/load")
+        return max(load, self.history.mean(_SAVE)) + steps * self.history.mean("learning/train") if load else 0.0
+
     def letting_go_seconds(self, steps: int) -> float:
         """Return the seconds that letting a learner go costs besides its end and a start.
 
@@ -202,6 +208,11 @@ class CostModel:
     def saved(self, seconds: float) -> None:
         """Learn how long it takes to save a learner's state."""
         self.history.add(_SAVE, seconds)
+
+    def taken_up(self, load_seconds: float) -> None:
+        """Learn how long it takes to load a learner's state."""
+        if load_seconds:
+            self.history.add("learning/load", load_seconds)
 
     def learning_seconds(self, tokens: float) -> float | None:
         """Return the expected seconds of learning from so many tokens, prompts included; None if unknown."""

@@ -10,7 +10,8 @@
   expect. `piece_journal`: the pieces that it learns from. `mismatch`: the limit on its disagreement with the engine.
   `damaged_checkpoints`: start from an older one.
 - `rollout_watch`: forecast its end, and have instances ready for their work and not before. `letting_go`: save the
-  state of a learner that would stand idle, and let it go. `holding`: keep all instances for a whole step.
+  state of a learner that would stand idle, and let it go. `taking_up`: load the state of a fresh one beside the end of
+  generation. `holding`: keep all instances for a whole step.
   `idling`: warn of instances that idled for longer than a switch costs.
 - `look_ahead`: plan what comes next, and warm its instances. `affordable`: check the budget.
 - `evaluation`: evaluate. `export`: publish the model. `datasets`: read the data. `changed_settings`: apply a changed

@@ -20,6 +20,7 @@ from rlhfless_operator.training.stages.arrivals import Arrivals
 from rlhfless_operator.training.stages.damaged_checkpoints import DamagedCheckpoints
 from rlhfless_operator.training.stages.mismatch import explained_by_formats
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
+from rlhfless_operator.training.stages.taking_up import TakingUp
 
 
 class Learning:
@@ -59,6 +60,7 @@ class Learning:
         self._damaged = DamagedCheckpoints(run, journal)
         self._prepared_at: float | None = None
         """Time at which preparation ended, if the learner began before."""
+        self.taking_up = TakingUp(run, journal, step, lambda: self._asked)
 
     def expect(self, batch: BatchReference, plan: GenerationPlan, pieces: PieceJournal) -> None:
         """Prepare for the batch whose generation begins: a learner may follow it.
@@ -174,6 +176,8 @@ class Learning:
         # Unless it is kept, its successor repeats the steps since the newest checkpoint.
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
+        if (taken_up := self.taking_up.seconds) is not None:
+            learned = _with_more(learned, {"seconds/taken_up": taken_up})
         if learned.checkpoint is not None:
             run.learners.recover()
         costs = run.cost_model
@@ -188,6 +192,7 @@ class Learning:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.taking_up.__aexit__()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

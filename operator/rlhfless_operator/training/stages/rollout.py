@@ -60,7 +60,7 @@ class RolloutTask:
     live: LiveActors | None = None
     """The job's live actors; None if the rollout has actors of its own."""
     on_forecast: Callable[[float], bool] = lambda left: False
-    """Called with the seconds until the learner has work; returns whether it is being let go."""
+    """Called with the seconds until the learner has work; returns whether it is being let go or loads its state."""
 
 
 @dataclass

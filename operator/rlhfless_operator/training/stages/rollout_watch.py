@@ -37,7 +37,7 @@ class RolloutWatch:
         prepared: groups so far.
         preparers: the rollout's part of them; it begins with nothing to do.
         on_forecast: called with the seconds until the learner has work, before instances are kept or started for it;
-            returns whether it is being let go.
+            returns whether it is being let go or loads its state.
     """
 
     def __init__(
