@@ -342,7 +342,7 @@ def _tokens_per_pass(trace: str | None) -> float | None:
 
 
 def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
-    """Return the drafts of the forecast: as the question asks, or as an engine that drafts on GPUs would have them.
+    """Return the drafts of the forecast: as the question asks, or as the run measured them whose lengths it has.
 
     Raises:
         ValueError: naming an acceptance that does not fit.
@@ -359,7 +359,8 @@ def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
                 "acceptance is given, and generation.drafting is never: set it to auto, as nothing is drafted otherwise"
             )
         return Drafts(1.0, question.acceptance)
-    if generation.drafting == "never" or (rehearsal is None and generation.engine != "transformers"):
+    divided = generation.engine != "transformers" and generation.vllm.tensor_parallel_size > 1
+    if generation.drafting == "never" or (rehearsal is None and divided):
         return None
     if rehearsal is not None and rehearsal.draft_acceptance is not None:
         return Drafts(rehearsal.draft_coverage, rehearsal.draft_acceptance)

@@ -17,8 +17,8 @@ def _drafting(found: dict[str, Any]) -> str:
     told = "" if seen is None else f"the run that the lengths are from got {seen:.2f} tokens a pass; "
     if drafts is None:
         return (
-            f"\ndrafting: {told}the forecast counts one token a pass: vLLM drafts nothing on a GPU yet, and of other"
-            " engines nothing was measured; --acceptance says what would be"
+            f"\ndrafting: {told}the forecast counts one token a pass, as no run of this job with drafts is known"
+            " (--trace), or vLLM has a model on several GPUs and drafts nothing; --acceptance says what would be"
         )
     return (
         f"\ndrafting: {told}the forecast has drafts in {drafts['coverage']:.0%} of a sequence's passes, and a drafted"

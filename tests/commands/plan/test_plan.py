@@ -289,12 +289,13 @@ def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_pa
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     options = ["--gpu", "L40S", "--trace", str(folder), "--set"]
     plain = forecast(job, *options, "spec.generation.drafting=never")
-    # vLLM drafts nothing on a GPU, and the transformers engine does.
-    vllm = forecast(job, *options, "spec.generation.drafting=auto", "--set", "spec.generation.engine=vllm")
-    assert vllm["drafts"] is None and vllm["plans"] == plain["plans"]
-    engine = ["--set", "spec.generation.engine=transformers"]
-    drafted = forecast(job, *options, "spec.generation.drafting=auto", *engine)
-    assert drafted["drafts"] == pytest.approx({"coverage": 0.5, "acceptance": 0.8})
+    # vLLM drafts nothing where a model has several GPUs.
+    several = "spec.generation.vllm={tensorParallelSize: 2}"
+    assert forecast(job, *options, "spec.generation.drafting=auto", "--set", several)["drafts"] is None
+    for engine in ("transformers", "vllm"):
+        chosen = ["--set", f"spec.generation.engine={engine}"]
+        drafted = forecast(job, *options, "spec.generation.drafting=auto", *chosen)
+        assert drafted["drafts"] == pytest.approx({"coverage": 0.5, "acceptance": 0.8})
     better = forecast(job, *options, "spec.generation.drafting=auto", "--acceptance", "0.9")
     for found, than in ((drafted, plain), (better, drafted)):
         assert found["plans"][0]["seconds"] < than["plans"][0]["seconds"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlhfless_functions.generation.drafting.acceptance import Acceptance
-from rlhfless_functions.generation.drafting.costs import PassCosts, worthwhile
+from rlhfless_functions.generation.drafting.costs import PassCosts, best_width, worthwhile
 from rlhfless_functions.generation.drafting.switch import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -53,6 +53,18 @@ def test_where_rows_cost_little_likely_drafts_fill_a_pass_up_to_its_most_rows() 
     costs = measured(0.01, 0.000001)
     assert worthwhile(np.full(100, 0.9), 16, 16, padded, 1024, costs) == 100
     assert worthwhile(np.full(100, 0.9), 16, 16, padded, 64, costs) == 48
+
+
+def test_sequences_with_equally_many_rows_get_more_of_them_where_rows_cost_little_and_drafts_are_likely() -> None:
+    likely, unlikely = np.full((8, 15), 0.9), np.full((8, 15), 0.02)
+    cheap, dear = measured(0.01, 0.000001), measured(0.0001, 0.001)
+    assert best_width(likely, 8, (1, 4, 16), 512, cheap) == 16
+    assert best_width(likely, 8, (1, 4, 16), 127, cheap) == 4
+    assert best_width(likely, 8, (1, 4, 16), 7, cheap) == 1
+    assert best_width(likely, 8, (1, 4), 512, cheap) == 4
+    assert best_width(unlikely, 8, (1, 4, 16), 512, dear) == 1
+    # One sequence of eight has drafts: the others' rows are in vain.
+    assert best_width(likely[:1], 8, (1, 4, 16), 512, measured(0.01, 0.001)) == 1
 
 
 def test_chances_are_learnt_by_the_length_of_the_match() -> None:

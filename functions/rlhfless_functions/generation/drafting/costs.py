@@ -1,6 +1,6 @@
 """The seconds of a pass by its rows, learnt from earlier passes, and the number of drafted rows that pays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,3 +96,21 @@ def worthwhile(
     ]
     best = int(np.argmax(rates))
     return int(counts[best]) if rates[best] > sequences / costs.seconds(least) else 0
+
+
+def best_width(chances: NDArray[np.float64], sequences: int, widths: Sequence[int], most: int, costs: PassCosts) -> int:
+    """Return the number of rows of a sequence that gives the most tokens a second, where all have equally many.
+
+    Args:
+        chances: [sequences with drafts, tokens] chance that each token is kept.
+        sequences: number of sequences. Each gets a token anyway.
+        widths: numbers of rows to choose from, smallest first; the first is 1.
+        most: most rows of a pass.
+        costs: costs of passes.
+    """
+
+    def rate(width: int) -> float:
+        rows = sequences * width
+        return (sequences + float(chances[:, : width - 1].sum())) / costs.seconds(rows, rows - sequences)
+
+    return max((width for width in widths if width == 1 or sequences * width <= most), key=rate)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rlhfless_functions.data.draft_history import KnownResponse
 from rlhfless_functions.generation.drafting.acceptance import LONGEST, Acceptance
-from rlhfless_functions.generation.drafting.costs import PassCosts, worthwhile
+from rlhfless_functions.generation.drafting.costs import PassCosts, best_width, worthwhile
 from rlhfless_functions.generation.drafting.history import HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH, SEPARATOR, DraftIndex, Integers
 from rlhfless_functions.generation.drafting.switch import Switch
@@ -155,6 +155,7 @@ class Drafter:
         rows: int,
         padded: Callable[[int], int],
         most: int,
+        widths: Sequence[int] = (),
     ) -> Drafts | None:
         """Propose the drafts of the next pass, if any.
 
@@ -165,6 +166,8 @@ class Drafter:
             rows: rows of the pass without drafts.
             padded: returns the rows that a pass computes, given those that it needs.
             most: most rows of a pass.
+            widths: numbers of rows that all sequences may have in a pass, smallest first; empty if each may have its
+                own. The caller fills up shorter drafts.
         """
         began = time.perf_counter()
         try:
@@ -173,7 +176,7 @@ class Drafter:
             self._seat(active[self._stale[active]].tolist(), tokens_of)
             self._find(active)
             self.counts.looked_up += len(active)
-            return self._choose(active, remaining, rows, padded, most)
+            return self._choose(active, remaining, rows, padded, most, widths)
         finally:
             self._looked = time.perf_counter() - began
             self.counts.drafting_seconds += self._looked
@@ -211,7 +214,13 @@ class Drafter:
             row.places[better], row.matches[better] = places[longer], lengths[longer]
 
     def _choose(
-        self, active: Integers, remaining: Integers, rows: int, padded: Callable[[int], int], most: int
+        self,
+        active: Integers,
+        remaining: Integers,
+        rows: int,
+        padded: Callable[[int], int],
+        most: int,
+        widths: Sequence[int],
     ) -> Drafts | None:
         row, learnt = self._rows, self.experience
         # Every pass gives a token anyway, so the last allowed token is never a draft.
@@ -228,13 +237,18 @@ class Drafter:
         chances = np.where(np.logical_and.accumulate(possible, axis=1), np.minimum(chances, 1.0), 0.0)
         self.counts.matched += int((chances[:, 0] >= _LEAST_CHANCE).sum())
         flat = chances.ravel()
-        # Stable sort: among equal probabilities in a row, the nearer token comes first, and a choice has no gaps.
-        order = np.argsort(-flat, kind="stable")
-        order = order[: np.searchsorted(-flat[order], -_LEAST_CHANCE)]
-        if not len(order):
-            return None
-        count = worthwhile(flat[order], len(active), rows, padded, most, learnt.costs)
-        chosen = np.sort(order[:count])
+        if widths:
+            # Within the width a token costs nothing more, however unlikely it is.
+            drafted = best_width(chances, len(active), widths, most, learnt.costs) - 1
+            chosen = np.flatnonzero((chances > 0) & (offsets < drafted))
+        else:
+            # Stable sort: among equal probabilities in a row, the nearer token comes first, and a choice has no gaps.
+            order = np.argsort(-flat, kind="stable")
+            order = order[: np.searchsorted(-flat[order], -_LEAST_CHANCE)]
+            if not len(order):
+                return None
+            count = worthwhile(flat[order], len(active), rows, padded, most, learnt.costs)
+            chosen = np.sort(order[:count])
         if not len(chosen):
             return None
         which, position = np.divmod(chosen, width)

@@ -19,6 +19,7 @@ from tests.generation.engines.shares import folder as folder  # A fixture.
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: make test-vllm")
 
 from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
+from rlhfless_functions.generation.engines.vllm.graphs import WIDTHS
 from rlhfless_functions.generation.engines.vllm.importing import import_vllm
 from rlhfless_functions.generation.engines.vllm.starting import start_vllm
 
@@ -26,7 +27,14 @@ torch.set_num_threads(1)
 GIB = 2**30
 
 
-def arguments_on(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, gigabytes: int, **settings: Any) -> Any:
+def arguments_on(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    gigabytes: int,
+    lora: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
     """Return vLLM's arguments on such a GPU, with what it makes of those that we leave to it."""
     import_vllm()
     from vllm.engine import arg_utils
@@ -56,7 +64,8 @@ def arguments_on(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, gigab
         arriving = SimpleNamespace(folder=folder, arguments=dict)
         given = EngineSettings.model_validate(settings)
         config = read_config(folder, str(folder))
-        return start_vllm(arriving, config, settings_of(folder), given, torch.device("cuda"))  # type: ignore[arg-type]
+        model = settings_of(folder).model_validate(settings_of(folder).model_dump() | {"lora": lora})
+        return start_vllm(arriving, config, model, given, torch.device("cuda"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +82,23 @@ def test_batches_are_as_large_as_the_gpu_s_memory_lets_vllm_make_them(
 def test_sizes_that_a_job_names_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vllm = {"extra_args": {"max_num_seqs": 32}}
     assert arguments_on(folder, monkeypatch, "NVIDIA H100 80GB HBM3", 80, vllm=vllm).max_num_seqs == 32
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_drafting_takes_nothing_from_the_size_of_a_gpu_s_batches(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, Any] | None
+) -> None:
+    made = arguments_on(folder, monkeypatch, "NVIDIA H100 80GB HBM3", 80, lora, drafting="auto")
+    assert made.speculative_config["num_speculative_tokens"] == WIDTHS[-1] - 1
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == (1024, 16_384)
+
+
+@pytest.mark.parametrize("settings", [{"share_prefixes": True}, {"vllm": {"tensor_parallel_size": 2}}])
+def test_what_drafting_does_not_support_starts_without_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    made = arguments_on(folder, monkeypatch, "NVIDIA H100 80GB HBM3", 80, drafting="auto", **settings)
+    assert made.speculative_config is None
 
 
 def test_the_planner_sees_as_many_sequences_as_vllm_has_and_memory_is_measured_with_our_draw(

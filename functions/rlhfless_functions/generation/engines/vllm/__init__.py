@@ -4,5 +4,6 @@
 - `installation` and `importing`: find and import vLLM. `arguments` and `starting`: start it. `compiled_code`: reuse its
   compiled code. `arriving`: start it while weights arrive.
 - `extension` and `worker` are in vLLM's own processes: `draws` and `verification` sample there.
-- `adapters`, `prefixes`, `salts`, `drafting`, `sleep` and `limits` are one feature each.
+- `adapters`, `prefixes`, `salts`, `drafting`, `sleep` and `limits` are one feature each. `graphs` captures CUDA
+  graphs for passes with drafts.
 """

@@ -127,36 +127,30 @@ def engine_arguments(
     extra = {name.lstrip("-").replace("-", "_"): value for name, value in given.extra_args.items()}
     _check(extra, known)
     arguments |= extra
-    if drafts(settings, device):
-        arguments |= _drafting(arguments, adapter=model.lora is not None)
+    if drafts(settings):
+        # On a GPU vLLM's passes have room enough for the drafts of as many requests as may draft there.
+        arguments |= _drafting(arguments, scarce=model.lora is not None and device.type == "cpu")
     return arguments | _kv_cache(config, model, settings, device, arguments)
 
 
-def drafts(settings: EngineSettings, device: torch.device) -> bool:
-    """Return whether vLLM starts with drafting. Three cases are not supported yet.
+def drafts(settings: EngineSettings) -> bool:
+    """Return whether vLLM starts with drafting. Two cases are not supported yet.
 
-    - A GPU: its CUDA graphs of whole passes are for passes without drafts or with equally many for each request. The
-      cost of that has not been measured.
     - Tensor parallelism: each rank would draft for itself.
     - Shared prefixes: not tested.
     """
-    return (
-        settings.drafting == "auto"
-        and device.type == "cpu"
-        and settings.vllm.tensor_parallel_size == 1
-        and not settings.share_prefixes
-    )
+    return settings.drafting == "auto" and settings.vllm.tensor_parallel_size == 1 and not settings.share_prefixes
 
 
-def _drafting(arguments: dict[str, Any], *, adapter: bool) -> dict[str, Any]:
-    """Return the arguments of vLLM's speculative decoding with our proposer. With adapters, its passes need room for
-    the longest drafts of a full batch."""
-    longest, batch = LONGEST_DRAFT, arguments["max_num_seqs"]
+def _drafting(arguments: dict[str, Any], *, scarce: bool) -> dict[str, Any]:
+    """Return the arguments of vLLM's speculative decoding with our proposer. Where rows are scarce, its passes need
+    room for the longest drafts of a full batch."""
+    longest = LONGEST_DRAFT
     room = {}
-    if adapter and "max_num_batched_tokens" in arguments:
-        longest = min(longest, arguments["max_num_batched_tokens"] // batch - 1)
-    elif adapter:
-        room = {"max_num_batched_tokens": batch * (longest + 1)}
+    if scarce and "max_num_batched_tokens" in arguments:
+        longest = min(longest, arguments["max_num_batched_tokens"] // arguments["max_num_seqs"] - 1)
+    elif scarce:
+        room = {"max_num_batched_tokens": arguments["max_num_seqs"] * (longest + 1)}
     if longest < 1:
         return {}
     proposer = f"{Proposer.__module__}.{Proposer.__name__}"

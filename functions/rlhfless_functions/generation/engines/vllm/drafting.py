@@ -15,6 +15,8 @@ from rlhfless_functions.generation.engines.base import SequenceTask
 
 LONGEST_DRAFT = 15
 """Most drafted tokens of a request in a pass, unless vLLM has less room."""
+_FILLER = 0
+"""A token that makes a draft as long as the others'. It is kept if it happens to be the one that is drawn."""
 
 
 class DraftedRequests:
@@ -26,6 +28,8 @@ class DraftedRequests:
         most_rows: most rows of logits in a pass, those of drafts included.
         longest_response: most tokens of a response.
         longest_draft: most drafted tokens of a request in a pass; vLLM has buffers for so many.
+        positions: most tokens of a request, its drafts included.
+        widths: rows of a request in a pass, of which vLLM has CUDA graphs; empty if requests may have any.
     """
 
     def __init__(
@@ -35,11 +39,15 @@ class DraftedRequests:
         most_rows: int,
         longest_response: int,
         longest_draft: int,
+        positions: int,
+        widths: Sequence[int] = (),
     ) -> None:
         self.drafter = drafter
         self._most_rows = most_rows
         self._longest_response = longest_response
         self._longest_draft = longest_draft
+        self._positions = positions
+        self._widths = widths
         self._free = list(range(rows - 1, -1, -1))
         self._rows: dict[str, int] = {}
         self._tasks: list[SequenceTask | None] = [None] * rows
@@ -114,7 +122,7 @@ class DraftedRequests:
             had[known] = [tried[place] for place in at]
             kept = drafts.offsets <= had[drafts.slots]
             drafts = Drafts(drafts.slots[kept], drafts.offsets[kept], drafts.tokens[kept]) if kept.any() else None
-        rows = len(active) + (0 if drafts is None else len(drafts.tokens))
+        rows = len(active) + sum(tried[places[row]] for row in active.tolist())
         seconds = time.perf_counter() - self._began
         if len(known) < len(active):
             # The pass computed prompts as well, so its time says nothing about its rows.
@@ -125,23 +133,24 @@ class DraftedRequests:
         self, active: np.ndarray, places: dict[int, int], records: Sequence[Any], drafts: list[list[int]]
     ) -> None:
         new_tokens = {row: record.output_token_ids for row, record in zip(active.tolist(), records, strict=True)}
-        remaining = np.array(
-            [
-                self._longest_response - len(self._task(row).response_tokens) - len(new)
-                for row, new in new_tokens.items()
-            ]
-        )
+        responses = np.array([len(self._task(row).response_tokens) + len(new) for row, new in new_tokens.items()])
+        prompts = np.array([len(self._task(row).prompt_tokens) for row in new_tokens])
 
         def tokens_of(row: int) -> tuple[int, Sequence[int], Sequence[int]]:
             task = self._task(row)
             return task.prompt, task.prompt_tokens, [*task.response_tokens, *new_tokens[row]]
 
+        remaining = self._longest_response - responses
         going_on = remaining > 0
         active, remaining = active[going_on], remaining[going_on]
         self._drafts = None
+        widths: list[int] = []
         if len(active):
+            # vLLM cuts the drafts of a request that would become too long, so that one has fewer rows than the others.
+            room = self._positions - int((prompts + responses)[going_on].max())
+            widths = [width for width in self._widths if width <= max(room, 1)]
             self._drafts = self.drafter.propose(
-                active, remaining, tokens_of, len(active), lambda rows: rows, self._most_rows
+                active, remaining, tokens_of, len(active), lambda rows: rows, self._most_rows, widths
             )
         self._seated[:] = False
         self._seated[active] = True
@@ -150,6 +159,10 @@ class DraftedRequests:
         fits = self._drafts.offsets <= self._longest_draft
         for row, token in zip(self._drafts.slots[fits].tolist(), self._drafts.tokens[fits].tolist(), strict=True):
             drafts[places[row]].append(token)
+        if widths:
+            longest = next(width for width in widths if width > max(map(len, drafts))) - 1
+            for row in active.tolist():
+                drafts[places[row]] += [_FILLER] * (longest - len(drafts[places[row]]))
 
     def _task(self, row: int) -> SequenceTask:
         task = self._tasks[row]

@@ -21,6 +21,7 @@ from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights, layout_of
 from rlhfless_functions.generation.engines.vllm.drafting import LONGEST_DRAFT, DraftedRequests
+from rlhfless_functions.generation.engines.vllm.graphs import graph_widths
 from rlhfless_functions.generation.engines.vllm.importing import import_vllm
 from rlhfless_functions.generation.engines.vllm.installation import vllm_version
 from rlhfless_functions.generation.engines.vllm.limits import check_config, check_tasks
@@ -346,7 +347,13 @@ class VllmEngine:
         limits = configuration.scheduler_config
         most_rows = min(2 * limits.max_num_seqs, limits.max_num_batched_tokens)
         longest_draft = configuration.speculative_config.num_speculative_tokens
-        return DraftedRequests(drafter, room.sequences, most_rows, sampling.max_response_tokens, longest_draft)
+        widths = graph_widths(configuration)
+        if widths:
+            most_rows = min(most_rows, configuration.compilation_config.max_cudagraph_capture_size)
+        positions = configuration.model_config.max_model_len
+        return DraftedRequests(
+            drafter, room.sequences, most_rows, sampling.max_response_tokens, longest_draft, positions, widths
+        )
 
     def _abandon(self) -> None:
         if self._run is not None:

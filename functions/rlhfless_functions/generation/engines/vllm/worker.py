@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from rlhfless_functions.generation.engines.vllm.draws import CounterSampler
+from rlhfless_functions.generation.engines.vllm.graphs import capture_widths
 from rlhfless_functions.generation.engines.vllm.verification import Verifier
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def replace_draw() -> None:
         if runner.speculative_config is not None:
             runner.rejection_sampler = Verifier(runner, draw)
             runner.drafter.attach(runner)
+            capture_widths(runner)
 
     GPUModelRunner.__init__ = make_with_our_draw
 
