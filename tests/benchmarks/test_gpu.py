@@ -13,7 +13,7 @@ from benchmarks.gpu.attempts import failures
 from benchmarks.gpu.conformance import counted
 from benchmarks.gpu.flops import Parameters, Passed, count_parameters, passed, training_flops
 from benchmarks.gpu.job import job_document
-from benchmarks.gpu.measure import ALL, LIMITS, PARTS, wanted_parts
+from benchmarks.gpu.measure import ALL, LIMITS, PARTS, wanted_work
 from benchmarks.gpu.shapes import SHAPES, WORK, make_model, save_model
 from rlhfless_operator.job.spec import RLHFJob
 
@@ -127,26 +127,61 @@ def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_one_option_measures_everything_and_is_rehearsed_with_other_shapes() -> None:
-    assert wanted_parts(None, [], everything=True) == ALL
-    assert {part for parts in ALL.values() for part in parts} == LIMITS.keys() - {"model"}
-    rehearsed = wanted_parts(["tiny", "small"], [], everything=True)
-    assert rehearsed == {"tiny": ("conformance", *PARTS), "small": PARTS}
-    assert wanted_parts(None, ["step"], everything=False) == {"0.5b": ["step"], "7b": ["step"]}
+    assert wanted_work(None, [], everything=True) == list(ALL)
+    assert len(set(ALL)) == len(ALL) and {part for part, _ in ALL} == LIMITS.keys() - {"model"}
+    rehearsed = wanted_work(["tiny", "small"], [], everything=True)
+    assert rehearsed[:3] == [("conformance", "tiny"), ("learner", "tiny"), ("learner", "small")]
+    assert len(rehearsed) == 1 + 2 * len(PARTS)
+    assert wanted_work(None, ["step"], everything=False) == [("step", "0.5b"), ("step", "7b")]
 
 
-def test_what_was_measured_before_a_cut_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[str] = []
+@pytest.mark.parametrize("whole", range(len(ALL) + 4))
+def test_what_was_measured_before_a_cut_after_any_part_is_kept(
+    whole: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the parts of `--all`, with the models of three shapes and one more call than there are."""
+    kept, begun = tmp_path / "result.json", []
 
-    def measured(part: str, *rest: object) -> dict[str, Any]:
-        if part == "step":
+    def measured(part: str, name: str, *rest: object) -> dict[str, Any]:
+        if len(begun) == whole:
             raise KeyboardInterrupt
+        begun.append((name, part))
         return {"part_seconds": 1.0}
 
     monkeypatch.setattr(gpu_measure, "measure_part", measured)
-    result = gpu_measure.empty_result(["tiny"], 1)
-    with pytest.raises(KeyboardInterrupt):
-        gpu_measure.measure(result, {"tiny": PARTS}, tmp_path, 60, lambda now: kept.append(json.dumps(now)))
-    assert list(json.loads(kept[-1])["shapes"]["tiny"]["parts"]) == ["model", "learner"]
+    monkeypatch.setattr(gpu_measure, "table", lambda _: "")
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--all", "--json", str(kept)])
+    if whole == len(ALL) + 3:
+        gpu_measure.main()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            gpu_measure.main()
+    shapes = json.loads(kept.read_text())["shapes"] if whole else {}
+    assert [(name, part) for name, shape in shapes.items() for part in shape["parts"]] == sorted(
+        begun, key=lambda each: list(shapes).index(each[0])
+    )
+
+    # Another run measures what is missing. It has the models to make again.
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--continue"])
+    before, whole = list(begun), 10**6
+    gpu_measure.main()
+    again = [(part, name) for name, part in begun[len(before) :] if part != "model"]
+    assert again == [(part, name) for part, name in ALL if (name, part) not in before]
+
+
+def test_a_model_is_made_when_it_is_first_needed_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def measured(part: str, name: str, *rest: object) -> dict[str, Any]:
+        begun.append(f"{part} {name}")
+        return {"failed": "no memory"} if begun[-1] == "model small" else {}
+
+    monkeypatch.setattr(gpu_measure, "measure_part", measured)
+    result = gpu_measure.empty_result(["tiny", "small"], 1)
+    work = [("learner", "tiny"), ("conformance", "tiny"), ("sleep", "tiny"), ("learner", "small"), ("sleep", "small")]
+    gpu_measure.measure(result, work, tmp_path, 60, lambda _: None)
+    assert begun == ["model tiny", "learner tiny", "conformance tiny", "sleep tiny", "model small"]
+    assert result["shapes"]["small"]["parts"]["sleep"] == {"failed": "there is no model"}
 
 
 def test_conformance_is_counted_by_the_tests_ends(tmp_path: Path) -> None:
