@@ -4,8 +4,9 @@
 
 The real generation function with an emulated Qwen2.5-3B on L40S runs on threads of this process. A rollout has 64
 prompts × 8 samples with lengths like GSM8K's, up to 2,048 tokens. The next rollout begins as soon as there is room for
-it, and no learner holds it up. `requests` are those of `newWeights: finish`: each actor of a rollout has one, without
-moves. `live` is `newWeights: switch`, without newer weights. Sequences in a pass are counted by the engine, over all
+it, and no learner holds it up. Each rollout begins with new weights, which instances have fetched ahead: a swap takes
+30 ms. In `requests` each actor of a rollout has a request, without moves, and ends with the weights that it began with.
+`finish` and `switch` are live batches with that `newWeights`. Sequences in a pass are counted by the engine, over all
 passes.
 """
 
@@ -17,9 +18,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.asynchronous.overlapped_rollouts import RolloutQueue
 from benchmarks.shared.records import described_run, write_record
 from benchmarks.shared.rehearsed_jobs import GSM8K_LENGTHS, job_on_l40s
 from rlhfless_functions.api import (
@@ -51,14 +54,20 @@ from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 from rlhfless_operator.training.stages.live_actors import LiveActors
 
 PROMPTS, SAMPLES = 64, 8
-WEIGHTS = WeightsReference(version=0, uri="w")
+SWAP_SECONDS = 0.03
 MODEL = ModelSettings(source="Qwen2.5-3B")
+
+
+def weights_of(rollout: int) -> WeightsReference:
+    """The weights that are newest when a rollout begins."""
+    return WeightsReference(version=rollout - 1, uri=f"w-{rollout - 1}")
 
 
 class Instances:
@@ -127,13 +136,14 @@ class Workload:
             for prompt in range(first, first + PROMPTS)
         ]
 
-    def request(self, rollout: int, attempt: ActorAttempt) -> GenerationRequest:
+    def request(self, rollout: int, attempt: ActorAttempt, oldest: int | None = None) -> GenerationRequest:
         job = job_on_l40s("live", self.folder, prompts=PROMPTS, steps=self.rollouts, time_scale=1.0)
         return GenerationRequest(
             key=TaskKey(job_uid="u", step=rollout, stage="generation", part=attempt.actor, attempt=attempt.number),
             result=f"{attempt.sink}/result.json",
             model=MODEL,
-            weights=WEIGHTS,
+            weights=attempt.weights,
+            oldest_version=oldest,
             prompts=str(self.folder / "prompts.parquet"),
             samples=attempt.samples,
             sampling=job.spec.sampling,
@@ -146,11 +156,11 @@ class Workload:
 
 async def with_requests(work: Workload, instances: Instances) -> None:
     """Generate with requests of one rollout each."""
-    queue = InstanceQueue("generation", Capacity())  # type: ignore[arg-type]
+    queue = RolloutQueue()
 
     async def one(rollout: int, earlier: "asyncio.Task[None] | None") -> None:
         if earlier is not None:
-            room = asyncio.create_task(queue.room_for(rollout, beside=rollout - 1))
+            room = asyncio.create_task(queue.room_beside(rollout - 1))
             await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
             room.cancel()
         samples = [sample for group in work.groups(rollout) for sample in group]
@@ -161,9 +171,11 @@ async def with_requests(work: Workload, instances: Instances) -> None:
             retries=0,
             prompt_tokens=lambda prompt: 1,
             make_request=lambda attempt: work.request(rollout, attempt),
-            weights=WEIGHTS,
+            weights=weights_of(rollout),
         )
         async with queue.part(rollout, work.actors) as part:
+            queue.newest = rollout
+            queue.deal()
             async for _ in generate(
                 instances,  # type: ignore[arg-type]
                 shares,
@@ -181,33 +193,39 @@ async def with_requests(work: Workload, instances: Instances) -> None:
     await asyncio.gather(*tasks)
 
 
-async def with_live_batches(work: Workload, instances: Instances) -> None:
+async def with_live_batches(work: Workload, instances: Instances, *, switches: bool) -> None:
     """Generate with live actors."""
+    newest = [weights_of(1)]
     weights = Weights(
-        newest=lambda: WEIGHTS,
         upcoming=lambda present: [],
         source=lambda present: NextWeights(weights=present),
         preload=lambda present: Preload(model=MODEL, weights=present),
         on_use=lambda started, version, size: None,
     )
     queue = InstanceQueue("generation", Capacity())  # type: ignore[arg-type]
-    live = LiveActors(instances, queue, weights, 1024)  # type: ignore[arg-type]
+    live = LiveActors(instances, queue, weights, 1024, lambda: len(begun) == work.rollouts)  # type: ignore[arg-type]
+    begun: set[int] = set()
 
     async def one(rollout: int) -> None:
         if rollout > 1:
-            await live.room(beside=rollout - 1)
+            await live.room(rollout, lambda: weights_of(rollout), beside=rollout - 1)
+        begun.add(rollout)
+        newest.append(weights_of(rollout))
+        oldest = rollout - 1 if switches else None
         settings = LiveSettings(
             step=rollout,
-            sink_root=str(work.folder / "live" / str(rollout)),
+            sink_root=str(work.folder / f"live-{switches}" / str(rollout)),
             driver=1,
             retries=0,
-            make_request=lambda attempt: work.request(rollout, attempt),
+            weights=SamplingWeights(weights_of(rollout), (lambda: newest[-1]) if switches else None),
+            make_request=lambda attempt: work.request(rollout, attempt, oldest),
             on_event=lambda event: None,
         )
-        pending = LiveRollout(work.groups(rollout), GenerationOutcome(sinks=[]), settings)
+        pending = LiveRollout(work.groups(rollout), outcome := GenerationOutcome(sinks=[]), settings)
         async with live.generating(pending, work.actors, PROMPTS * SAMPLES // work.actors):
             while await pending.complete.get() is not None:
                 pass
+        instances.counts["moved"] += outcome.moved
 
     await asyncio.gather(*(one(rollout) for rollout in range(1, work.rollouts + 1)))
     while live.running:
@@ -229,7 +247,7 @@ def workload(rollouts: int, actors: int, time_scale: float) -> Iterator[Workload
         emulation = emulation_of(job)
         assert emulation is not None
         # It counts passes if it may draft; no request asks for drafts.
-        update = {"draft_coverage": 0.5, "draft_acceptance": 0.5}
+        update = {"draft_coverage": 0.5, "draft_acceptance": 0.5, "weight_load_seconds": SWAP_SECONDS}
         yield Workload(folder, rollouts, actors, emulation.model_copy(update=update))
 
 
@@ -242,7 +260,12 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, Any] = {}
     with workload(given.rollouts, given.actors, given.time_scale) as work:
-        for name, way in (("requests", with_requests), ("live", with_live_batches)):
+        ways = {
+            "requests": with_requests,
+            "finish": partial(with_live_batches, switches=False),
+            "switch": partial(with_live_batches, switches=True),
+        }
+        for name, way in ways.items():
             found[name] = asyncio.run(measured(work, way, given.time_scale))
     record = {**found, **described_run([])}
     print(json.dumps(record, indent=1))
@@ -262,6 +285,7 @@ async def measured(work: Workload, way: Any, time_scale: float) -> dict[str, flo
         "passes": counts["passes"],
         "sequences_in_a_pass": round(counts["sequence_passes"] / counts["passes"], 1),
         "tokens_per_second": round(counts["tokens"] / seconds, 1),
+        "moved_samples": counts["moved"],
     }
 
 

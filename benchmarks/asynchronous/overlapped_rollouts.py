@@ -1,10 +1,11 @@
-"""Asynchronous jobs whose rollouts begin on instances that the one before is done with, on an emulated clock.
+"""Rollouts with actors of their own that begin on instances which the one before is done with, on an emulated clock.
 
     python benchmarks/asynchronous/overlapped_rollouts.py [--steps 20] [--json FILE]
 
-The queue of instances and the choice of groups are those of every job. Lengths are like GSM8K's, for Qwen2.5-7B on
-H100s and 64 prompts × 8 samples a step, divided evenly. Nothing moves between actors, and preparation takes no time. A
-step takes the learner a share of the mean time of a rollout that has all instances.
+Forecasts and simulations of asynchronous jobs take this for their generation; the actors of a job live instead
+(`live_batches.py`). The queue of instances and the choice of groups are those of every job. Lengths are like GSM8K's,
+for Qwen2.5-7B on H100s and 64 prompts × 8 samples a step, divided evenly. Nothing moves between actors, and preparation
+takes no time. A step takes the learner a share of the mean time of a rollout that has all instances.
 """
 
 import argparse
@@ -57,6 +58,25 @@ class EmulatedClock(asyncio.SelectorEventLoop):
         return self._now
 
 
+class RolloutQueue(InstanceQueue):
+    """Instances, and the rollouts that have begun on them."""
+
+    def __init__(self) -> None:
+        super().__init__("generation", Unlimited())  # type: ignore[arg-type]
+        self.newest = 0
+        self._changed = asyncio.Event()
+
+    def deal(self) -> None:
+        super().deal()
+        self._changed.set()
+
+    async def room_beside(self, rollout: int) -> None:
+        """Wait until a rollout is under way, and an instance is free for the next one."""
+        while self.newest < rollout or not self._instances.has_room:
+            self._changed.clear()
+            await self._changed.wait()
+
+
 class Unlimited:
     """As many instances as are asked for, at once."""
 
@@ -103,7 +123,7 @@ class Job:
     def __post_init__(self) -> None:
         groups = {number for share in self.rollouts[0] for _, number in share}
         self.buffer = GroupBuffer(len(groups), self.most)
-        self._generators = InstanceQueue("generation", Unlimited())  # type: ignore[arg-type]
+        self._generators = RolloutQueue()
         self._preparers = InstanceQueue("preparation", Unlimited())  # type: ignore[arg-type]
         self._history = History()
         self._made: dict[int, asyncio.Task[None]] = {}
@@ -149,7 +169,7 @@ class Job:
 
     async def _make(self, number: int, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None and self.overlaps:
-            room = asyncio.create_task(self._generators.room_for(number, beside=number - 1))
+            room = asyncio.create_task(self._generators.room_beside(number - 1))
             await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
             room.cancel()
         elif earlier is not None:
@@ -168,6 +188,8 @@ class Job:
             self._generators.part(number, len(shares)) as generators,
             self._preparers.part(number, self.preparers) as preparers,
         ):
+            self._generators.newest = number
+            self._generators.deal()
             await prepare(
                 Preparing(self.preparation),  # type: ignore[arg-type]
                 self._generate(shares, generators),

@@ -125,6 +125,7 @@ class Run:
         from rlhfless_operator.training.actors.generated import GenerationOutcome
         from rlhfless_operator.training.actors.live_actor import Weights
         from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
+        from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
         from rlhfless_operator.training.instances.instance_queue import InstanceQueue
         from rlhfless_operator.training.stages.live_actors import LiveActors
 
@@ -177,11 +178,11 @@ class Run:
                 sink_root=f"{self._root}/rollouts/{rollout}",
                 driver=1,
                 retries=0,
+                weights=SamplingWeights(begun, lambda: self.versions[-1]),
                 make_request=make_request,
                 on_event=lambda event: None,
             )
             weights = Weights(
-                newest=lambda: self.versions[-1],
                 upcoming=upcoming,
                 source=lambda present: NextWeights(weights=present),
                 preload=lambda present: Preload(model=model, weights=present),

@@ -27,7 +27,7 @@ from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan, read_
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.inbox import Inbox
-from rlhfless_functions.runtime.task import TaskContext
+from rlhfless_functions.runtime.task import TaskContext, TaskError
 from tests.generation.shares import PROMPTS, SAMPLES, Outcome, Ticks, run
 from tests.generation.shares import generator as generator  # The fixtures.
 from tests.generation.shares import make_request as make_request
@@ -188,3 +188,50 @@ def test_a_batch_without_samples_waits_for_more(make_request: MakeRequest, whole
     outcome = run_live(request, {last + 20: add, last + 21: None}, TransformersEngine())
     assert len(outcome.finished()) == 2 * SAMPLES
     assert read_rollouts(outcome.result.parts).keys() == outcome.finished().keys()
+
+
+def test_responses_keep_their_weights_where_they_leave_before_others_are_swapped_in(
+    make_request: MakeRequest, generator: Generator, whole: Rollouts, tmp_path: Path
+) -> None:
+    """To newer weights, and back to the older ones, with which the first samples go on."""
+    third = make_version(make_request, str(tmp_path / "weights"))
+    request = make_request("live")
+    second = NextWeights(weights=request.weights)
+    newer, again = make_request("newer", step=4, weights=third), make_request("again", resume_from=[request.sink])
+    lines: dict[int, Line | None] = {
+        20: Leave(sink=request.sink),
+        21: NewWeights(present=NextWeights(weights=third)),
+        22: Join(request=newer),
+        40: Leave(sink=newer.sink),
+        41: NewWeights(present=second),
+        42: Join(request=again),
+        43: None,
+    }
+    outcome = run_live(request, lines, progress_seconds=0.01)
+    for sink in (request.sink, again.sink):
+        assert of(outcome, sink) == {key: whole[key] for key in of(outcome, sink)}
+    assert of(outcome, request.sink) | of(outcome, again.sink) == whole
+    rest = make_request("rest", step=4, weights=third, resume_from=[newer.sink])
+    alone = run(make_request("alone", step=4, weights=third), generator).finished()
+    assert of(outcome, newer.sink) | run(rest, generator).finished() == alone
+    assert {span.version for each in alone.values() for span in each.versions} == {3}
+    assert outcome.result.response_tokens < 2 * sum(len(each.response_tokens) for each in whole.values())
+
+
+def test_samples_that_keep_their_weights_join_no_batch_of_others(make_request: MakeRequest, tmp_path: Path) -> None:
+    third = make_version(make_request, str(tmp_path / "weights"))
+    request = make_request("live", samples=GROUPS[0])
+    other = make_request("other", step=4, weights=third)
+    outcome = run_live(request, {6: Join(request=other), 7: None})
+    assert len(of(outcome, request.sink)) == SAMPLES
+    failed = next(event for event in outcome.events if isinstance(event, Failed))
+    assert (failed.of, failed.reason) == (other.sink, "bad_request")
+    assert "version 3 can't join a batch of version 2" in failed.message
+
+
+def test_no_response_goes_on_with_older_weights(make_request: MakeRequest, tmp_path: Path) -> None:
+    third = make_version(make_request, str(tmp_path / "weights"))
+    request = make_request("live", weights=third)
+    second = NewWeights(present=NextWeights(weights=make_request().weights))
+    with pytest.raises(TaskError, match="version 3 can't go on with version 2, which is older"):
+        run_live(request, {10: second, 11: None})

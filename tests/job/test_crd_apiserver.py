@@ -187,6 +187,7 @@ BAD = [
     ),
     ("spec", {**SPEC, "async": {"newWeights": "switch"}, "algorithm": KL_IN_THE_REWARD}),
     ("spec", {**SPEC, "async": {}, "learning": {"overlap": "auto"}}),
+    ("spec", {**SPEC, "async": {}, "generation": {"sharePrefixes": "always"}}),
     ("spec", {**SPEC, "async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}}),
     ("spec.limits.unscorable", 1.5),
     ("spec.algorithm.advantage", "gae"),

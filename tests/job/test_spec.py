@@ -189,8 +189,9 @@ def test_all_broken_rules_are_found_at_once() -> None:
         "prices": {"accelerators": {"H100": "4"}},
     }
     for spec in (broken, others, {"budget": {"money": "1"}}):
+        shared = {"sharePrefixes": "always"} if spec is broken else {}
         with pytest.raises(ValidationError) as caught:
-            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}})
+            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}, **shared})
         (error,) = caught.value.errors()
         fields += [violation.field for violation in error["ctx"]["violations"]]
     assert fields.count("generation.instances") == 3

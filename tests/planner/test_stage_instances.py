@@ -40,28 +40,21 @@ def test_there_are_as_many_at_work_as_the_largest_plan_has_actors_while_any_wait
             done.at_work -= 1
             done.left -= 1
     assert begun == sorted(begun) and len(begun) == sum(plans)
-    assert instances.wanted(held=max(plans)) == 0
+    assert instances.wanted == 0
 
 
-def test_an_instance_that_is_left_is_kept_for_a_rollout_that_is_expected() -> None:
+def test_an_instance_that_is_left_goes_to_the_next_rollout() -> None:
     instances: StageInstances[str] = StageInstances()
     first = instances.begin(1, 3)
     waiting(instances, first, "a", "b", "c")
     assert dealt(instances) == ["a", "b", "c"]
     assert not instances.has_room
     first.at_work, first.left = 2, 2
-    assert instances.has_room and instances.wanted(held=3) == 2
-    instances.expect(2)
-    assert instances.has_begun(1) and not instances.has_begun(2)
-    assert instances.wanted(held=3) == 3
-    instances.expect_no_more(2)
-    assert instances.wanted(held=3) == 2
-    instances.expect(2)
+    assert instances.has_room and instances.wanted == 2
     second = instances.begin(2, 3)
     waiting(instances, second, "d", "e")
     assert dealt(instances) == ["d"]
-    assert instances.wanted(held=2) == 3, "the second rollout has begun, and has work for them"
-    assert not instances.has_room_for(1)
+    assert instances.wanted == 3, "the second rollout has begun, and has work for them"
 
 
 def test_a_rollout_whose_actors_are_done_has_no_say_in_how_many_there_are() -> None:

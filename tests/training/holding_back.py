@@ -1,6 +1,7 @@
 """A local platform that holds one response back: its process is stopped until something else has happened."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -36,7 +37,10 @@ def hold_back(step: int, until: Callable[[], bool], then: Callable[[int], None])
             async for event in events:
                 key = request.key
                 if key.stage == "generation" and isinstance(event, Samples):
-                    finished.extend([key.step] * len(event.samples))
+                    # A live actor's request has the key of the rollout that opened it.
+                    found = re.search(r"step-0*(\d+)", event.part)
+                    assert found is not None
+                    finished.extend([int(found[1])] * len(event.samples))
                 if (key.step, key.part) == (step, "actor-0000") and isinstance(event, Started) and not held:
                     pid = platform._processes[event.instance].pid
                     assert pid is not None

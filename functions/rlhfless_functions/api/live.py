@@ -1,7 +1,7 @@
 """The lines that follow a live request in its body, and what they do to its batch.
 
 A request with `live` keeps its body open. The instance decodes its samples in one batch, to which lines add others, of
-this step or another one, and from which they take some back. `weights` swaps newer weights in between two passes. The
+this step or another one, and from which they take some back. `weights` swaps other weights in between two passes. The
 end of the body means that no more samples come: the task ends once the batch is empty. Closing the answer cuts all of
 it, as of any request.
 
@@ -46,7 +46,8 @@ class Leave(Message):
 
 
 class NewWeights(Message):
-    """Every response goes on with these weights, from its next token on."""
+    """Every response goes on with these weights, from its next token on. They are older than those before only if no
+    response is left."""
 
     line: Literal["weights"] = "weights"
     present: NextWeights

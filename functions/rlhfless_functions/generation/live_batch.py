@@ -1,8 +1,9 @@
 """A batch that lives: shares of one or several steps in one run of the engine, changed by lines of the request's body.
 
-Samples join behind those that wait, and leave at any time. Newer weights are swapped in between two passes: every
-response goes on with them, as if a new request had continued it. The tokens of a sample depend neither on the time at
-which it joins nor on the other samples, because its random numbers are those of its own positions.
+Samples join behind those that wait, and leave at any time. Other weights are swapped in between two passes: every
+response goes on with them, as if a new request had continued it. Responses that keep their weights have left before.
+The tokens of a sample depend neither on the time at which it joins nor on the other samples, because its random numbers
+are those of its own positions.
 """
 
 import logging
@@ -224,6 +225,7 @@ class LiveBatch:
         """Let samples join the batch. If that fails, their share leaves it, and no other."""
         sink = line.request.sink if isinstance(line, Join) else line.sink if isinstance(line, AddSamples) else ""
         try:
+            self._check_version(self._requests[sink])
             with store_errors():
                 read = reading.result()
                 if isinstance(line, Join):
@@ -237,6 +239,15 @@ class LiveBatch:
                 self._admit(sink, tasks, joins=isinstance(line, Join))
         except TaskError as error:
             self._fail(sink, error)
+
+    def _check_version(self, request: GenerationRequest) -> None:
+        """Refuse samples that keep to one version of the weights, if the batch has another one."""
+        if request.oldest_version is None and request.weights.version != self._version:
+            raise TaskError(
+                "bad_request",
+                f"live: samples of weights version {request.weights.version} can't join a batch of version"
+                f" {self._version}; send a weights line before, or set oldest_version",
+            )
 
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
         context = self._context_of(request.sink)
@@ -312,10 +323,16 @@ class LiveBatch:
         self._pool.submit(finish)
 
     def _swap(self, line: NewWeights) -> None:
-        """Go on with newer weights, and with all responses as they are."""
+        """Go on with other weights, and with all responses as they are."""
         run, version = self._run, line.present.weights.version
-        if version <= self._version:
+        if version == self._version:
             return
+        if version < self._version and self._tasks:
+            raise TaskError(
+                "bad_request",
+                f"live: responses of weights version {self._version} can't go on with version {version}, which is"
+                " older; let them leave the batch first",
+            )
         began = self._clock()
         unfinished = run.unfinished() if run is not None else []
         if run is not None:
@@ -335,7 +352,7 @@ class LiveBatch:
         for share in self._shares.values():
             share.goes_on_in(self._run, version, unfinished)
         fields = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
-        logger.info("newer weights swapped in", extra={"fields": fields})
+        logger.info("other weights swapped in", extra={"fields": fields})
         self._total = self._total.model_copy(update={"weights_fetched": _sum(self._total.weights_fetched, fetched)})
         self._tell(fetched)
 

@@ -27,7 +27,7 @@ def read_share(request: GenerationRequest, version: int | None = None, *, own_si
     """Read what the samples of a request need.
 
     Args:
-        version: version that goes on with them, if it is newer than the request's.
+        version: version of the batch that they join, if the request lets newer ones go on with them.
         own_sink: whether the request's own sink may hold something of them.
 
     Raises:
@@ -38,8 +38,8 @@ def read_share(request: GenerationRequest, version: int | None = None, *, own_si
     parts = rollout_parts(request.sink) if own_sink else []
     wanted = {(sample.prompt, sample.index) for sample in request.samples}
     places = [*request.resume_from, request.sink] if own_sink else request.resume_from
-    newest = max(request.weights.version, version or 0)
-    oldest = request.weights.version if request.oldest_version is None else request.oldest_version
+    own, oldest = request.weights.version, request.oldest_version
+    oldest, newest = (own, own) if oldest is None else (oldest, max(own, version or 0))
     earlier = find_earlier(places, wanted, range(oldest, newest + 1), request.known_until)
     return Read(prompts, earlier, parts)
 

@@ -13,6 +13,15 @@ def _nothing_else_goes_ahead(spec: JobFields) -> str | None:
     return None
 
 
+def _actors_share_no_prefixes(spec: JobFields) -> str | None:
+    if spec.asynchronous is not None and spec.generation.share_prefixes == "always":
+        return (
+            "with async each actor joins groups at times of its own, and would wait for a prefix of another one; write"
+            " auto or never, or remove async"
+        )
+    return None
+
+
 def _switching_is_possible(spec: JobFields) -> str | None:
     if spec.asynchronous is None or spec.asynchronous.new_weights != "switch":
         return None
@@ -77,6 +86,15 @@ ASYNC_RULES = (
             " (self.generation.engine != 'vllm' || !has(self.model.lora))",
             "async.kvCache: keep needs newWeights: switch, and can't be combined with generation.engine: vllm and"
             " model.lora",
+        ),
+    ),
+    Rule(
+        "generation.sharePrefixes",
+        ("async", "generation.sharePrefixes"),
+        _actors_share_no_prefixes,
+        CelRule(
+            "!has(self.async) || self.generation.sharePrefixes != 'always'",
+            "generation.sharePrefixes: always can't be combined with async",
         ),
     ),
     Rule(

@@ -19,8 +19,7 @@ class AsyncSpec(Settings):
     """What happens to a response when newer weights are published. `finish` completes it, and all groups of its
     rollout, with the weights that began it. `switch` goes on with the newer weights from the next token on; each token
     keeps the log-probability under the weights that sampled it. `maxStaleness` then bounds the oldest token of a group.
-    Instances have groups of several rollouts in one batch. `switch` is experimental: nothing has been measured on
-    GPUs."""
+    `switch` is experimental: nothing has been measured on GPUs."""
     kv_cache: Annotated[Literal["recompute", "keep"], EXPERIMENTAL] = "recompute"
     """Keys and values of a response that goes on with newer weights. `recompute` computes them anew, and each token has
     the probabilities of one version. `keep` goes on at once with those of the older weights, on the instance that has

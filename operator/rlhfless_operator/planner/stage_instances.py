@@ -1,4 +1,5 @@
-"""The instances of a stage that several rollouts use at the same time, and the actors that have or await one.
+"""The instances of a stage that rollouts, live actors and evaluations use at the same time, and the actors that have or
+await one.
 
 There are as many instances as the largest plan under way has actors. When an actor is done, its instance goes to the
 next actor that waits, of the earliest step first.
@@ -35,8 +36,6 @@ class StageInstances(Generic[Actor]):
         self._parts: list[RolloutPart] = []
         self._waiting: list[tuple[int, int, RolloutPart, Actor]] = []
         self._numbers = itertools.count()
-        self._newest = 0
-        self._coming: set[int] = set()
 
     # --- rollouts ---
 
@@ -51,43 +50,21 @@ class StageInstances(Generic[Actor]):
         part = RolloutPart(step, actors)
         part.left = actors if left is None else left
         self._parts.append(part)
-        self._newest = max(self._newest, step)
-        self._coming.discard(step)
         return part
 
     def end(self, part: RolloutPart) -> None:
         """Take a rollout's part back."""
         self._parts.remove(part)
 
-    def expect(self, step: int) -> None:
-        """Keep unused instances for the rollout of a step, until it begins or is no longer expected."""
-        self._coming.add(step)
-
-    def expect_no_more(self, step: int) -> None:
-        """Keep no instances for the rollout of a step."""
-        self._coming.discard(step)
-
-    def has_begun(self, step: int) -> bool:
-        """Return whether the rollout of a step or of a later one has begun."""
-        return self._newest >= step
-
     @property
     def has_room(self) -> bool:
         """Whether an instance is free that no actor waits for."""
         return self._left == 0 or self._left < self._most
 
-    def has_room_for(self, actors: int) -> bool:
-        """Return whether `actors` more actors would all have an instance at once."""
-        return self._left + actors <= max(self._most, actors)
-
-    def wanted(self, held: int) -> int:
-        """Return the number of instances with work.
-
-        Args:
-            held: present number of instances. While a rollout is expected, unused instances count too.
-        """
-        count = min(self._left, max(self._most, self._at_work))
-        return max(count, held) if self._coming and self.has_room else count
+    @property
+    def wanted(self) -> int:
+        """Number of instances with work."""
+        return min(self._left, max(self._most, self._at_work))
 
     # --- actors ---
 

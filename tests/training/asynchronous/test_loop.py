@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from rlhfless_functions.data.rollouts import read_prepared
 from rlhfless_operator.cli import app
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.local import replay as replay_command
-from rlhfless_operator.planner.moves.migration import Actor, Move
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.training.asynchronous import rollouts_ahead
-from rlhfless_operator.training.costs import live_migration as migration
 from tests.training.dying_ahead import OVERTAKEN, POINTS
 from tests.training.holding_back import hold_back
 from tests.training.killing import start
@@ -125,31 +122,6 @@ def test_the_next_step_is_generated_while_the_longest_response_of_this_one_goes_
     assert check_journal(file, 4, 1)[:2] == [0, 0]
     check_prompts(file)
     assert records_of(file)[0]["metrics"]["generation/lost_instances"] == 0
-    assert "4 steps taken again: the same weights bit for bit" in replayed(file)
-
-
-class Gather:
-    """Moves all samples to one actor as soon as each actor has an instance."""
-
-    def due(self, actors: Collection[Actor], now: float) -> bool:
-        return len(actors) > 1
-
-    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
-        return [Move(actor.name, tuple(actor.samples), actors[-1].name) for actor in actors[:-1]]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_start")
-def test_groups_whose_samples_are_gathered_on_fewer_actors_are_whole(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(migration, "_rule", lambda *arguments: Gather())
-    file = tiny_job("gathered", **AHEAD, planning={"policy": "even"}, steps=4)
-    assert run_job(file)["phase"] == "Succeeded"
-    check_journal(file, 4, 1)
-    check_prompts(file)
-    records = [record["metrics"] for record in records_of(file) if record["step"]]
-    assert sum(record["generation/moved_samples"] for record in records) > 0
     assert "4 steps taken again: the same weights bit for bit" in replayed(file)
 
 
@@ -334,6 +306,10 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
         (
             {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},
             "write learning.overlap: never",
+        ),
+        (
+            {"async": {}, "generation": {"sharePrefixes": "always"}},
+            r"spec\.generation\.sharePrefixes: with async .*; write auto or never, or remove async",
         ),
     ],
 )

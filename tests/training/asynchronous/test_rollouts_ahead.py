@@ -74,8 +74,13 @@ async def making(
 
     under_way: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def room_for(step: int, *, beside: int) -> None:
-        await under_way[beside].wait()
+    class Live:
+        async def room(self, step: int, weights: object, *, beside: int) -> None:
+            await under_way[beside].wait()
+
+        def release(self, step: int) -> None: ...
+
+        async def close(self) -> None: ...
 
     async def roll_out(run: Any, task: RolloutTask, on_planned: Any) -> StepBatch:
         under_way[task.step].set()
@@ -87,6 +92,7 @@ async def making(
     async def at_once(*arguments: Any, **options: Any) -> None: ...
 
     monkeypatch.setattr(rollouts_ahead, "roll_out", roll_out)
+    monkeypatch.setattr(rollouts_ahead, "open_live_actors", lambda *arguments: Live())
     monkeypatch.setattr(rollouts_ahead, "check_affordable", affords)
     job = JobFolder(str(folder))
     run: Any = SimpleNamespace(
@@ -97,7 +103,6 @@ async def making(
             weights=lambda published: published,
         ),
         prompts=Draws(steps),
-        generators=SimpleNamespace(room_for=room_for, release=at_once),
         cost_model=SimpleNamespace(history=SimpleNamespace(mean=lambda name: 0.0), measured=lambda lengths: None),
         draft_history=SimpleNamespace(generated=lambda number, lengths: None),
         progress=SimpleNamespace(begin_step=lambda *arguments, **options: None),

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,6 +32,7 @@ from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.tasks import StageFailedError
 from rlhfless_operator.training.stages import live_actors
@@ -114,7 +115,7 @@ class LivePlatform:
                             ended = True
                             break
                         case Join():
-                            assert line.request.weights.version <= version
+                            assert line.request.weights.version == version
                             found = join(line.request.sink, line.request.samples)
                         case AddSamples():
                             found = join(line.sink, line.samples)
@@ -153,21 +154,24 @@ class LivePlatform:
             self.running -= 1
 
 
-def actors_on(platform: LivePlatform, newest: list[int]) -> LiveActors:
+def actors_on(platform: LivePlatform, is_last: Callable[[], bool] = lambda: False) -> LiveActors:
     use = Weights(
-        newest=lambda: weights_of(newest[-1]),
         upcoming=lambda present: [],
         source=lambda present: NextWeights(weights=present),
         preload=lambda present: Preload(model=ModelSettings(source="m"), weights=present),
         on_use=lambda started, version, size: None,
     )
     queue = InstanceQueue("generation", CountedCapacity())  # type: ignore[arg-type]
-    return LiveActors(platform, queue, use, 10)  # type: ignore[arg-type]
+    return LiveActors(platform, queue, use, 10, is_last)  # type: ignore[arg-type]
 
 
-def rollout_of(step: int, groups: int, size: int = 4, retries: int = 50) -> LiveRollout:
+def rollout_of(
+    step: int, groups: int, size: int = 4, retries: int = 50, newest: Sequence[int] = (0,), *, switches: bool = True
+) -> LiveRollout:
+    """A rollout that begins with the newest weights, and goes on with newer ones if it switches."""
     samples = [[SampleTask(prompt=prompt, index=index) for index in range(size)] for prompt in range(groups)]
-    given = LiveSettings(step, f"sinks/{step}", 1, retries, make_request, lambda event: None)
+    weights = SamplingWeights(weights_of(newest[-1]), (lambda: weights_of(newest[-1])) if switches else None)
+    given = LiveSettings(step, f"sinks/{step}", 1, retries, weights, make_request, lambda event: None)
     return LiveRollout(samples, GenerationOutcome(sinks=[]), given)
 
 
@@ -187,19 +191,20 @@ async def generate(live: LiveActors, rollout: LiveRollout, actors: int = 2, plac
     actors=st.integers(1, 4),
     loss=st.sampled_from([0.0, 0.1, 0.4]),
     drain=st.sampled_from([0.0, 0.2]),
+    switches=st.booleans(),
 )
 async def test_every_group_of_every_rollout_comes_out_once_and_whole(
-    seed: int, actors: int, loss: float, drain: float
+    seed: int, actors: int, loss: float, drain: float, switches: bool
 ) -> None:
     platform, newest = LivePlatform(random.Random(seed), loss=loss, drain=drain), [0]
-    live = actors_on(platform, newest)
+    live = actors_on(platform)
 
     async def rollouts() -> list[list[CompleteGroup]]:
         async def one(step: int) -> list[CompleteGroup]:
             if step > 1:
-                await live.room(beside=step - 1)
+                await live.room(step, lambda: weights_of(newest[-1]), beside=step - 1)
             newest.append(step)
-            return await generate(live, rollout_of(step, 5), actors)
+            return await generate(live, rollout_of(step, 5, newest=newest, switches=switches), actors)
 
         return await asyncio.gather(*(one(step) for step in (1, 2, 3)))
 
@@ -211,6 +216,7 @@ async def test_every_group_of_every_rollout_comes_out_once_and_whole(
     for step in (1, 2, 3):
         for key in (key for key in platform.versions if key[0] == step):
             assert platform.versions[key] == sorted(platform.versions[key]), "weights never get older"
+            assert switches or {*platform.versions[key]} == {step}, "it ends with the weights that it began with"
     assert platform.most_running <= actors
     assert not platform.held
     await live.close()
@@ -218,7 +224,7 @@ async def test_every_group_of_every_rollout_comes_out_once_and_whole(
 
 async def test_a_batch_is_full_while_groups_wait_and_goes_on_from_rollout_to_rollout() -> None:
     platform = LivePlatform(random.Random(1))
-    live = actors_on(platform, [0])
+    live = actors_on(platform)
     platform.waits = lambda: live._waiting
     async with asyncio.TaskGroup() as tasks:
         for step in (1, 2, 3):
@@ -233,8 +239,8 @@ async def test_a_batch_is_full_while_groups_wait_and_goes_on_from_rollout_to_rol
 
 async def test_newer_weights_are_sent_once_and_before_what_joins_with_them() -> None:
     platform, newest = LivePlatform(random.Random(2), left=dict.fromkeys([(1, 0, i) for i in range(4)], 40)), [3]
-    live = actors_on(platform, newest)
-    rollout = rollout_of(1, 1)
+    live = actors_on(platform)
+    rollout = rollout_of(1, 1, newest=newest)
     running = asyncio.create_task(generate(live, rollout, actors=1))
     while not platform.versions:
         await asyncio.sleep(0)
@@ -249,7 +255,7 @@ async def test_newer_weights_are_sent_once_and_before_what_joins_with_them() -> 
 
 async def test_an_actor_ends_once_nothing_is_left_to_do() -> None:
     platform = LivePlatform(random.Random(3))
-    live = actors_on(platform, [0])
+    live = actors_on(platform)
     await generate(live, rollout_of(1, 3))
     while platform.running:
         await asyncio.sleep(0)
@@ -261,7 +267,7 @@ async def test_an_actor_ends_once_nothing_is_left_to_do() -> None:
 async def test_a_rollout_fails_when_it_is_lost_too_often(retryable: bool) -> None:
     failure = Failed(reason="out_of_memory", message="too little memory", retryable=retryable)
     platform = LivePlatform(random.Random(4), failure=failure)
-    live = actors_on(platform, [0])
+    live = actors_on(platform)
     with pytest.raises(StageFailedError, match="too little memory"):
         await asyncio.wait_for(generate(live, rollout_of(1, 3, retries=3)), 30)
     assert live._rollouts == []
@@ -269,7 +275,7 @@ async def test_a_rollout_fails_when_it_is_lost_too_often(retryable: bool) -> Non
 
 async def test_an_evaluation_that_waits_gets_the_next_actors_instance() -> None:
     platform = LivePlatform(random.Random(5))
-    live = actors_on(platform, [0])
+    live = actors_on(platform)
     first = asyncio.create_task(generate(live, rollout_of(5, 8), actors=1, places=4))
     while not platform.versions:
         await asyncio.sleep(0)
@@ -286,7 +292,66 @@ async def test_an_actor_is_cut_before_its_request_is_too_long_and_another_goes_o
     platform = LivePlatform(random.Random(6), left={(1, 0, index): 5000 for index in range(4)})
     monkeypatch.setattr(live_actors, "LONGEST_SECONDS", 0.02)
     rollout = rollout_of(1, 1, retries=0)
-    (group,) = await asyncio.wait_for(generate(actors_on(platform, [0]), rollout, actors=1), 60)
+    (group,) = await asyncio.wait_for(generate(actors_on(platform), rollout, actors=1), 60)
     assert len(group.samples) == 4
     assert len(rollout.outcome.sinks) > 1
     assert rollout.outcome.lost == 0
+
+
+async def test_the_last_samples_of_older_weights_are_gathered_so_that_others_take_the_newer_ones() -> None:
+    """Two actors with three and one sample left, each of 40 passes; a rollout with newer weights comes."""
+    long = {(1, prompt, index): 40 for prompt in (0, 1) for index in range(4) if (prompt, index) != (1, 0)}
+    platform, newest = LivePlatform(random.Random(7), left={**dict.fromkeys(long, 200)}), [1]
+    for index in (1, 2, 3):
+        platform.left[1, 1, index] = 1
+    platform.left[1, 1, 0] = 200
+    live = actors_on(platform)
+    first = rollout_of(1, 2, newest=newest, switches=False)
+    going_on = asyncio.create_task(generate(live, first, actors=2, places=5))
+    while len(platform.generated) < 3:
+        await asyncio.sleep(0)
+    newest.append(2)
+    await asyncio.wait_for(live.room(2, lambda: weights_of(newest[-1]), beside=1), 30)
+    second = rollout_of(2, 1, newest=newest, switches=False)
+    await asyncio.wait_for(generate(live, second, actors=2, places=5), 30)
+    assert not going_on.done(), "the newer samples ended before the last older ones"
+    await asyncio.wait_for(going_on, 60)
+    assert first.outcome.moved == 1, "the actor with the fewest was emptied"
+    assert platform.most_running == 2
+    assert first.outcome.lost == second.outcome.lost == 0
+    for key, versions in platform.versions.items():
+        assert {*versions} == {key[0]}
+
+
+async def test_the_last_samples_of_a_job_are_gathered_on_as_few_actors_as_they_need() -> None:
+    left = {(1, prompt, index): 100 if index == 0 else 1 for prompt in range(4) for index in range(4)}
+    platform, last = LivePlatform(random.Random(8), left=left), [False]
+    live = actors_on(platform, lambda: last[0])
+    rollout = rollout_of(1, 4, switches=False)
+    task = asyncio.create_task(generate(live, rollout, actors=4, places=4))
+    while len(platform.generated) < 12:
+        await asyncio.sleep(0)
+    assert platform.running == 4, "others may come"
+    last[0] = True
+    while platform.running > 1:
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert len(await asyncio.wait_for(task, 60)) == 4
+    assert rollout.outcome.moved == 3
+    assert len(platform.generated) == len(set(platform.generated)) == 16
+
+
+async def test_an_actor_without_samples_waits_for_a_rollout_that_comes() -> None:
+    platform = LivePlatform(random.Random(9))
+    live = actors_on(platform)
+    coming = asyncio.create_task(live.room(2, lambda: weights_of(1), beside=1))
+    await generate(live, rollout_of(1, 1, switches=False), actors=1, places=4)
+    await asyncio.wait_for(coming, 30)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert platform.running == 1
+    await generate(live, rollout_of(2, 1, newest=[1], switches=False), actors=1, places=4)
+    assert [type(line) for line in platform.lines[:3]] == [Leave, NewWeights, Join], "and no new request"
+    live.release(2)
+    while platform.running:
+        await asyncio.sleep(0)

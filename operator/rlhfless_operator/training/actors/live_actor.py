@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import DecodeCounts, NextWeights, Preload, SampleTask, Started, WeightsReference
+from rlhfless_operator.planner.moves.live_batches import Batch
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_pool import Heard
@@ -17,6 +18,8 @@ class Share:
     rollout: LiveRollout
     samples: dict[Key, SampleTask] = field(default_factory=dict)
     """Unfinished samples."""
+    leaves: bool = False
+    """Whether it leaves the batch. Its samples wait again once its instance has published them."""
 
 
 @dataclass(eq=False)
@@ -66,6 +69,20 @@ class LiveActor:
         return sum(len(share.samples) for share in self.shares.values())
 
     @property
+    def staying(self) -> list[Share]:
+        """Its shares with unfinished samples that do not leave."""
+        return [share for share in self.shares.values() if share.samples and not share.leaves]
+
+    def batch(self, places: int) -> Batch:
+        """Return its batch, which has so many places."""
+        assert self.weights is not None
+        staying = self.staying
+        version = staying[0].rollout.weights.version if staying else self.weights.version
+        # Samples that wait in an instance that has places are more than its memory holds.
+        room = 0 if self.waiting else max(0, places - self.busy)
+        return Batch(version, sum(len(share.samples) for share in staying), room)
+
+    @property
     def busy(self) -> int:
         """Number of places that are taken. An instance reports a finished sample before it is published."""
         return self.reported + self.sent - self.received
@@ -83,8 +100,6 @@ class LiveActor:
 class Weights:
     """The weights that live actors decode with."""
 
-    newest: Callable[[], WeightsReference]
-    """Returns the newest recorded weights."""
     upcoming: Callable[[WeightsReference], list[NextWeights]]
     """Returns the versions that may follow some weights."""
     source: Callable[[WeightsReference], NextWeights]

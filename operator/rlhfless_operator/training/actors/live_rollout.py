@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from rlhfless_functions.api import AddSamples, Event, GenerationRequest, Partial, Samples, SampleTask, WeightsReference
@@ -11,6 +11,7 @@ from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.actor_pool import key_of
 from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
+from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.actors.sinks import SinkIndex
 
 
@@ -26,6 +27,8 @@ class LiveSettings:
     """Number of this driver; no two drivers write the same sink."""
     retries: int
     """Losses in a row, without a sample finished in between, that it survives."""
+    weights: SamplingWeights
+    """Weights that sample it."""
     make_request: Callable[[ActorAttempt], GenerationRequest]
     """The request of a share."""
     on_event: Callable[[Event], None]
@@ -56,6 +59,11 @@ class LiveRollout:
         self._left = {key_of(sample) for group in groups for sample in group}
         self._completion = Completion(groups, outcome, self.complete.put_nowait)
         self._sinks = SinkIndex(outcome.before)
+
+    @property
+    def weights(self) -> WeightsReference:
+        """Weights that its next tokens are sampled with."""
+        return self.settings.weights.now
 
     @property
     def is_over(self) -> bool:
@@ -105,12 +113,16 @@ class LiveRollout:
         # Samples that an earlier request had finished are announced again.
         return [(each.prompt, each.index) for each in event.samples]
 
-    def give_back(self, samples: Sequence[SampleTask]) -> None:
-        """Let samples wait again, before all others, that an actor has not finished."""
-        groups: dict[int, list[SampleTask]] = {}
+    def give_back(self, samples: Sequence[SampleTask], *, apart: bool = False) -> None:
+        """Let samples wait again, before all others, that an actor has not finished.
+
+        Args:
+            apart: whether each may go to another actor.
+        """
+        groups: dict[Hashable, list[SampleTask]] = {}
         for sample in samples:
             if key_of(sample) in self._left:
-                groups.setdefault(sample.prompt, []).append(sample)
+                groups.setdefault(key_of(sample) if apart else sample.prompt, []).append(sample)
         self.waiting.extendleft(reversed(list(groups.values())))
 
     def fail(self, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """Rollouts that are made ahead of the learner, as far as staleness allows, and the groups that steps take of them.
 
-The next rollout begins as soon as an actor of the current ones has nothing left, and takes over its instance: the
-longest responses of a step are generated beside the first ones of the next. Complete groups are prepared, and wait
-until a step takes them. With dynamic sampling a step learns from the groups of its own rollout.
+They share live actors. The next rollout begins as soon as one of its groups has room there: the longest responses of a
+step are generated beside the first ones of the next. Complete groups are prepared, and wait until a step takes them.
+With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
@@ -31,7 +31,6 @@ from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
-from rlhfless_operator.training.stages.live_actors import LiveActors
 from rlhfless_operator.training.stages.live_generation import open_live_actors
 from rlhfless_operator.training.stages.preparation import results_before
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
@@ -80,8 +79,8 @@ class RolloutsAhead:
         self._plan: PlanRecord | None = None
         """The newest plan."""
         self._planned = asyncio.Event()
-        self._live: LiveActors | None = None
-        """The actors of all rollouts; None if each rollout has its own."""
+        self._live = open_live_actors(run, settings.max_staleness, self._is_last)
+        """The actors of all rollouts."""
         size, done = run.spec.batch.prompts_per_step, journal.status.step
         free = not run.requests.algorithm.dynamic_sampling_rounds
         self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
@@ -181,9 +180,6 @@ class RolloutsAhead:
         return self._plan, rollout_metrics([batch.metrics for batch in found])
 
     async def __aenter__(self) -> Self:
-        if self._settings.new_weights == "switch":
-            weights = SamplingWeights(self._newest(), self._newest, self._settings.max_staleness)
-            self._live = open_live_actors(self._run, weights)
         if self.groups is not None:
             await self._restore(self.groups)
             for number in sorted(self.groups.rollouts):
@@ -195,8 +191,7 @@ class RolloutsAhead:
         for rollout in self._rollouts.values():
             rollout.cancel()
         await asyncio.gather(*self._rollouts.values(), return_exceptions=True)
-        if self._live is not None:
-            await self._live.close()
+        await self._live.close()
 
     async def _restore(self, groups: FreeGroups) -> None:
         """Restore the groups that earlier drivers have written down."""
@@ -233,6 +228,13 @@ class RolloutsAhead:
         admitted, buffer = number - 1 - self.groups.last, self.groups.buffer
         return buffer.admits_rollout(admitted, total * buffer.size, self._journal.status.step, self._steps_ahead())
 
+    def _is_last(self) -> bool:
+        """Return whether no rollout follows those that have begun."""
+        total = self._run.prompts.total_steps
+        return (
+            self._last >= total if self.groups is None else self.groups.buffer.live >= total * self.groups.buffer.size
+        )
+
     def _steps_ahead(self) -> int:
         """Return how many steps rollouts may begin ahead of the learner."""
         journal, history = self._journal, self._run.cost_model.history
@@ -250,18 +252,15 @@ class RolloutsAhead:
                 return None
             return await self._roll_out(step)
         finally:
-            await self._run.generators.release(step)
+            self._live.release(step)
 
     async def _wait_for_room(self, step: int, earlier: asyncio.Task[_Made | None]) -> None:
-        """Wait until the rollout of the step before no longer needs one of its instances."""
+        """Wait until there is room beside the rollout of the step before."""
         if self._run.requests.algorithm.dynamic_sampling_rounds:
             # It may still draw the prompts that come next.
             await earlier
             return
-        if self._live is not None:
-            room = asyncio.create_task(self._live.room(beside=step - 1))
-        else:
-            room = asyncio.create_task(self._run.generators.room_for(step, beside=step - 1))
+        room = asyncio.create_task(self._live.room(step, self._newest, beside=step - 1))
         try:
             await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -65,11 +65,6 @@ class InstanceQueue:
         self._capacity = capacity
         self._instances: StageInstances[asyncio.Future[None]] = StageInstances()
         self._held = 0
-        self._changed = asyncio.Event()
-
-    def has_room_for(self, actors: int) -> bool:
-        """Return whether so many actors more would all have an instance at once."""
-        return self._instances.has_room_for(actors)
 
     @property
     def waiting(self) -> int:
@@ -120,27 +115,10 @@ class InstanceQueue:
                 part.at_work -= 1
             else:
                 turn.set_result(None)
-        self._changed.set()
 
     async def hold(self, preload: Preload | None = None) -> None:
         """Hold as many instances as there is work for."""
-        self._changed.set()
-        count = self._instances.wanted(self._held)
+        count = self._instances.wanted
         if count != self._held or preload is not None:
             self._held = count
             await self._capacity.use(self._stage, count, preload)
-
-    async def room_for(self, step: int, *, beside: int) -> None:
-        """Wait until the rollout of step `beside` is under way, and an instance is free for the rollout of `step`.
-
-        From now on a free instance is kept, until the rollout of `step` begins or `release` is called.
-        """
-        self._instances.expect(step)
-        while not (self._instances.has_begun(beside) and self._instances.has_room):
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def release(self, step: int) -> None:
-        """Keep nothing for the rollout of a step, which does not begin or is complete."""
-        self._instances.expect_no_more(step)
-        await self.hold()

@@ -3,7 +3,7 @@
 One mechanism serves a chosen move, a killed instance, a drained one and a broken connection. The rest of an actor's
 samples goes into a new request, which finds everything that was published in the sinks of the earlier ones. An instance
 takes one request at a time. So to gather samples on a running actor, it and the others are cut, and one request asks
-for all of them. Rollouts whose responses go on with newer weights have live actors instead (`live_actors`).
+for all of them. Asynchronous jobs have live actors instead (`live_actors`), and this for evaluations alone.
 """
 
 import asyncio

@@ -1,22 +1,26 @@
 """The live actors of an asynchronous job: their batches go on from rollout to rollout.
 
 Each actor is one request whose body stays open (`api/live.py`). Groups wait here, and go to actors one by one, as soon
-as a batch has places for them: those of the earliest rollout first, to the actor with the fewest samples. So a batch is
-full as long as groups wait, and a group is assigned late. When newer weights are written down, each actor swaps them in
-between two passes. An actor without samples ends once no groups wait.
+as a batch has places for them: those of the earliest rollout first. So a batch is full as long as groups wait, and a
+group is assigned late. An actor without samples ends once no groups wait.
 
-A lost actor's samples wait again, before all others, and are continued from what it had published.
+With `newWeights: switch` all responses have the same weights at any time. When newer ones are written down, each actor
+swaps them in between two passes. With `finish` a response keeps the weights that it began with, and a batch has
+responses of one version. `planner/moves/live_batches.py` says which batch a group joins, and which one is emptied so
+that it can take other weights.
+
+A lost actor's samples wait again, before all others, and are continued from what it had published. So do samples that
+are moved.
 """
 
 import asyncio
 import itertools
 import math
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 
 from rlhfless_functions.api import (
-    DecodeCounts,
     Done,
     Event,
     Failed,
@@ -30,17 +34,16 @@ from rlhfless_functions.api import (
     Started,
     WeightsReference,
 )
+from rlhfless_operator.planner.moves.live_batches import Empty, Give, WaitingGroup, deal
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
-from rlhfless_operator.training.actors.actor_pool import Heard, key_of
-from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.actor_pool import key_of
 from rlhfless_operator.training.actors.live_actor import LiveActor, Share, Weights
+from rlhfless_operator.training.actors.live_measurements import LiveMeasurements
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.requests.tasks import check_retry
 
-WINDOW_SECONDS = 5.0
-"""Least seconds of generation from which the instances' speed is learnt."""
 LONGEST_SECONDS = 300.0
 """Seconds after which an actor is cut, and another one goes on with its samples. Clusters limit the length of a
 request, by default to twice as long (`knative.requestTimeout`)."""
@@ -54,22 +57,33 @@ class LiveActors:
         queue: gives each actor an instance.
         weights: the weights to decode with.
         prompt_tokens: tokens of the longest prompt of the dataset.
+        is_last: returns whether no rollout follows those that have begun. Then the last samples are gathered.
     """
 
-    def __init__(self, platform: Platform, queue: InstanceQueue, weights: Weights, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        queue: InstanceQueue,
+        weights: Weights,
+        prompt_tokens: int,
+        is_last: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._platform = platform
         self._queue = queue
         self._weights = weights
         self._prompt_tokens = prompt_tokens
+        self._is_last = is_last
         self._count = 1
         self._places = 1
         self._rollouts: list[LiveRollout] = []
         self._newest = 0
         """Number of the newest rollout that has begun."""
+        self._coming: set[int] = set()
+        """Rollouts that begin once there is room. Actors without samples wait for them."""
         self._actors: dict[LiveActor, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
-        self._measured = GenerationOutcome(sinks=[])
+        self._measured = LiveMeasurements()
 
     # --- rollouts ---
 
@@ -84,6 +98,7 @@ class LiveActors:
         self._count, self._places = actors, max(places, *(len(group) for group in rollout.waiting), 1)
         self._rollouts.append(rollout)
         self._newest = max(self._newest, rollout.settings.step)
+        self._coming.discard(rollout.settings.step)
         self._rollouts.sort(key=lambda each: each.settings.step)
         self._deal()
         try:
@@ -95,18 +110,30 @@ class LiveActors:
                 if actor.request is not None:
                     actor.request.send(Leave(sink=sink))
             self._deal()
-            self._report(rollout.outcome)
+            self._measured.report(rollout.outcome)
 
     @property
     def running(self) -> int:
         """Number of actors."""
         return len(self._actors)
 
-    async def room(self, *, beside: int) -> None:
-        """Wait until rollout `beside` has begun, and a group more would begin at once."""
-        while self._newest < beside or self._waiting or not self._has_place:
+    async def room(self, step: int, weights: Callable[[], WeightsReference], *, beside: int) -> None:
+        """Wait until rollout `beside` has begun, and a group of rollout `step` would begin at once.
+
+        From now on actors without samples wait for it, until it begins or `release` is called.
+
+        Args:
+            weights: returns the weights that would sample it.
+        """
+        self._coming.add(step)
+        while self._newest < beside or self._waiting or not self._has_place(weights()):
             self._changed.clear()
             await self._changed.wait()
+
+    def release(self, step: int) -> None:
+        """Let no actor wait for a rollout that does not begin or is complete."""
+        self._coming.discard(step)
+        self._deal()
 
     async def close(self) -> None:
         """Cut all actors. Their instances publish what they have."""
@@ -123,36 +150,64 @@ class LiveActors:
         return sum(len(group) for rollout in self._rollouts for group in rollout.waiting)
 
     @property
-    def _has_place(self) -> bool:
-        return len(self._actors) < self._count or self._least_loaded(1) is not None
+    def _next(self) -> LiveRollout | None:
+        """The rollout whose group begins next; None if none waits."""
+        return next((rollout for rollout in self._rollouts if rollout.waiting), None)
+
+    def _has_place(self, weights: WeightsReference) -> bool:
+        """Return whether a group with these weights would begin at once."""
+        batches, group = [actor.batch(self._places) for actor in self._able], WaitingGroup(weights.version, 1)
+        return len(self._actors) < self._count or any(
+            isinstance(command, Give) for command in deal(batches, [group], may_open=False, gathers=False)
+        )
+
+    @property
+    def _able(self) -> list[LiveActor]:
+        """Actors that samples may join."""
+        return [
+            actor
+            for actor in self._actors
+            if actor.request is not None and actor.started is not None and actor.takes_more
+        ]
 
     def _deal(self) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         self._yield_to_others()
-        for rollout in self._rollouts:
-            while rollout.waiting and (actor := self._least_loaded(len(rollout.waiting[0]))) is not None:
-                self._give(actor, rollout, rollout.waiting.popleft())
-        wanted = math.ceil((self._waiting + sum(actor.load for actor in self._actors)) / self._places)
-        missing = min(self._count, wanted) - len(self._actors)
+        able = self._able
+        groups = [(rollout, group) for rollout in self._rollouts for group in rollout.waiting]
+        missing = min(self._count, self._needed()) - len(self._actors)
+        commands = deal(
+            [actor.batch(self._places) for actor in able],
+            [WaitingGroup(rollout.weights.version, len(group)) for rollout, group in groups],
+            may_open=missing > 0 or any(actor.started is None for actor in self._actors),
+            gathers=not self._coming and self._is_last(),
+        )
+        given: dict[tuple[LiveActor, LiveRollout], list[SampleTask]] = {}
+        for command in commands:
+            actor = able[command.batch]
+            if isinstance(command, Empty):
+                self._empty(actor)
+                continue
+            rollout, group = groups[command.group]
+            rollout.waiting.remove(group)
+            given.setdefault((actor, rollout), []).extend(group)
+        for (actor, rollout), samples in given.items():
+            self._give(actor, rollout, samples)
         for _ in range(missing if self._waiting else 0):
             self._open()
-        for actor in self._actors:
-            if actor.request is not None and actor.takes_more and not actor.load and not self._waiting:
+        for actor in able:
+            if actor.takes_more and not actor.staying and not self._waiting and not self._coming:
                 self._end(actor)
         self._changed.set()
 
-    def _least_loaded(self, samples: int) -> LiveActor | None:
-        """Return the actor with the fewest samples in its batch that has places for so many more; None if none has."""
-        able = [
-            actor
-            for actor in self._actors
-            if actor.request is not None
-            and actor.started is not None
-            and actor.takes_more
-            and not actor.waiting
-            and (actor.busy + samples <= self._places or not actor.busy)
-        ]
-        return min(able, key=lambda actor: actor.busy, default=None)
+    def _needed(self) -> int:
+        """Return how many actors all unfinished samples need. A batch has one version."""
+        samples: Counter[int] = Counter()
+        for rollout in self._rollouts:
+            samples[rollout.weights.version] += sum(map(len, rollout.waiting))
+        for share in (share for actor in self._actors for share in actor.shares.values()):
+            samples[share.rollout.weights.version] += len(share.samples)
+        return sum(math.ceil(count / self._places) for count in samples.values())
 
     def _yield_to_others(self) -> None:
         """Let no more samples join actors that are too many, or whose instances others wait for."""
@@ -171,19 +226,28 @@ class LiveActors:
     def _give(self, actor: LiveActor, rollout: LiveRollout, samples: list[SampleTask]) -> None:
         """Add samples to an actor's batch."""
         assert actor.request is not None
-        assert actor.weights is not None
-        if self._weights.newest() != actor.weights:
-            self._renew(actor)
+        if rollout.weights != actor.weights:
+            self._renew(actor, rollout.weights)
         for sink, share in actor.shares.items():
-            if share.rollout is rollout:
+            if share.rollout is rollout and not share.leaves:
                 actor.request.send(rollout.more(sink, samples))
                 break
         else:
-            sink, request = rollout.open_share(actor.name, actor.weights, samples)
+            sink, request = rollout.open_share(actor.name, rollout.weights, samples)
             share = actor.shares[sink] = Share(rollout)
             actor.request.send(Join(request=request))
         share.samples |= {key_of(sample): sample for sample in samples}
         actor.sent += len(samples)
+
+    def _empty(self, actor: LiveActor, weights: WeightsReference | None = None) -> None:
+        """Take all samples out of an actor's batch that do not go on with these weights. They wait again once the
+        instance has published what there is of them."""
+        assert actor.request is not None
+        for sink, share in actor.shares.items():
+            if not share.leaves and (weights is None or share.rollout.weights != weights):
+                share.leaves = True
+                share.rollout.outcome.moved += len(share.samples)
+                actor.request.send(Leave(sink=sink))
 
     def _open(self) -> None:
         actor = LiveActor(f"actor-{next(self._numbers):04d}")
@@ -201,9 +265,10 @@ class LiveActors:
         """Have an instance, and follow its stream to the end."""
         error: InstanceLostError | TaskFailedError | None = None
         try:
-            step = next((rollout.settings.step for rollout in self._rollouts if rollout.waiting), 0)
-            preload = self._weights.preload(self._weights.newest())
-            async with self._queue.part(step, self._count, preload, left=1) as part:
+            if (rollout := self._next) is None:
+                return
+            preload = self._weights.preload(rollout.weights)
+            async with self._queue.part(rollout.settings.step, self._count, preload, left=1) as part:
                 await part.turn()
                 if (request := self._first_request(actor)) is None:
                     return
@@ -221,17 +286,16 @@ class LiveActors:
                 rollout.fail(failure)
         finally:
             del self._actors[actor]
-            self._measure(actor)
+            self._measured.measure(actor)
             for share in actor.shares.values():
                 self._lost(share, error)
         self._deal()
 
     def _first_request(self, actor: LiveActor) -> LiveRequest | None:
         """Return the request that opens an actor, with the group that begins next; None if none waits."""
-        rollout = next((rollout for rollout in self._rollouts if rollout.waiting), None)
-        if rollout is None:
+        if (rollout := self._next) is None:
             return None
-        samples, weights = rollout.waiting.popleft(), self._weights.newest()
+        samples, weights = rollout.waiting.popleft(), rollout.weights
         sink, request = rollout.open_share(actor.name, weights, samples)
         live = LiveBatch(sequences=self._places, prompt_tokens=self._prompt_tokens)
         actor.request = LiveRequest.of(request.model_copy(update={"live": live}))
@@ -264,7 +328,11 @@ class LiveActors:
             if isinstance(event, Failed):
                 del actor.shares[sink]
                 self._lost(share, TaskFailedError(event))
-            elif not isinstance(event, Done):
+            elif isinstance(event, Done):
+                if share.leaves:
+                    del actor.shares[sink]
+                    share.rollout.give_back(list(share.samples.values()), apart=True)
+            else:
                 finished = share.rollout.take(sink, event)
                 for key in finished:
                     share.samples.pop(key, None)
@@ -281,84 +349,36 @@ class LiveActors:
         elif isinstance(event, Progress):
             actor.waiting, actor.prefetched = event.waiting, event.prefetched_version
             actor.reported, actor.received = event.running + event.waiting, event.received or 0
-            self._count_passes(actor, event.decoding)
-            if event.room is not None:
-                self._measured.has_room(event.room)
+            self._measured.reported(actor, event)
             if event.version is not None and event.version != actor.version:
                 actor.version = event.version
                 if actor.started is not None:
                     self._weights.on_use(actor.started, event.version, event.weights_bytes)
-                if actor.told_at is not None:
-                    self._measured.switch_pauses.append(time.monotonic() - actor.told_at)
-                    actor.told_at = None
-            if event.lengths:
-                self._hear(actor, event)
+                self._measured.switched(actor)
         elif isinstance(event, Done):
-            self._measured.done(event)
-            self._count_passes(actor, DecodeCounts.model_validate(event.result.get("decoding", {})))
-
-    def _count_passes(self, actor: LiveActor, counts: DecodeCounts) -> None:
-        self._measured.decoding.update(_difference(actor.decoding, counts))
-        actor.decoding = counts
-
-    def _hear(self, actor: LiveActor, event: Progress) -> None:
-        lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
-        heard = actor.heard
-        if heard is not None:
-            heard.now(lengths)
-            if heard.last - heard.first < WINDOW_SECONDS:
-                return
-            self._measure(actor)
-        actor.heard, actor.heard_counts = Heard(lengths), event.decoding
-        actor.heard.now(lengths)
-
-    def _measure(self, actor: LiveActor) -> None:
-        """Learn an instance's speed from the reports since the last measurement."""
-        heard, actor.heard = actor.heard, None
-        if heard is None:
-            return
-        heard.decoding = DecodeCounts.model_validate(_difference(actor.heard_counts, actor.decoding))
-        if stretch := heard.stretch():
-            self._measured.stretches.append(stretch)
-
-    def _report(self, outcome: GenerationOutcome) -> None:
-        """Add to an outcome what was measured since the last one was."""
-        found, self._measured = self._measured, GenerationOutcome(sinks=[])
-        outcome.switches += found.switches
-        outcome.stretches += found.stretches
-        outcome.switch_pauses += found.switch_pauses
-        outcome.weights_seconds = max(outcome.weights_seconds, found.weights_seconds)
-        outcome.weights_fetched.update(found.weights_fetched)
-        outcome.decoding.update(found.decoding)
-        if found.room is not None:
-            outcome.has_room(found.room)
+            self._measured.ended(actor, event)
 
     # --- weights ---
 
     def _look(self, actor: LiveActor) -> None:
-        """Let an actor go on with newer weights, if there are any and it need not wait for its instance to fetch
+        """Let an actor go on with the weights that its samples now have, if it need not wait for its instance to fetch
         them."""
-        newest = self._weights.newest()
-        if actor.request is None or actor.weights in (None, newest) or actor.told_at is not None or not actor.load:
+        staying = actor.staying
+        if actor.request is None or actor.told_at is not None or not staying:
             return
-        if actor.is_ready_for(newest):
-            self._renew(actor)
+        wanted = staying[0].rollout.weights
+        if wanted != actor.weights and actor.is_ready_for(wanted):
+            self._renew(actor, wanted)
 
-    def _renew(self, actor: LiveActor) -> None:
-        """Tell an actor to go on with the newest weights."""
-        newest = self._weights.newest()
-        upcoming = self._weights.upcoming(newest)
+    def _renew(self, actor: LiveActor, weights: WeightsReference) -> None:
+        """Tell an actor to go on with other weights."""
+        self._empty(actor, weights)
+        upcoming = self._weights.upcoming(weights)
         assert actor.request is not None
-        actor.request.send(NewWeights(present=self._weights.source(newest), next_weights=upcoming))
-        self._is_told(actor, newest, upcoming)
-        actor.told_at = time.monotonic()
-        self._measured.switches += 1
-        self._measure(actor)
+        actor.request.send(NewWeights(present=self._weights.source(weights), next_weights=upcoming))
+        self._is_told(actor, weights, upcoming)
+        self._measured.switches(actor)
 
     def _is_told(self, actor: LiveActor, weights: WeightsReference, upcoming: list[NextWeights]) -> None:
         actor.weights, actor.prefetched = weights, None
         actor.announced = max((each.weights.version for each in upcoming), default=weights.version)
-
-
-def _difference(before: DecodeCounts, after: DecodeCounts) -> dict[str, float]:
-    return {name: max(0, count - getattr(before, name)) for name, count in after.model_dump().items()}

@@ -1,7 +1,7 @@
 """The generation of a rollout by the live actors of its job."""
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
@@ -14,21 +14,21 @@ from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.live_actors import LiveActors
 
 
-def open_live_actors(run: TrainingRun, weights: SamplingWeights) -> LiveActors:
+def open_live_actors(run: TrainingRun, newer_versions: int, is_last: Callable[[], bool]) -> LiveActors:
     """Return the live actors of a job, without any yet.
 
     Args:
-        weights: of all rollouts.
+        newer_versions: expected number of newer versions that may be published while an actor decodes.
+        is_last: see `LiveActors`.
     """
     relays, requests = run.relays, run.requests
     use = Weights(
-        newest=lambda: weights.now,
-        upcoming=lambda present: requests.next_weights(present, weights.newer_versions, relays.chain),
+        upcoming=lambda present: requests.next_weights(present, newer_versions, relays.chain),
         source=lambda present: requests.source_of(present, relays.chain),
         preload=requests.preload,
         on_use=lambda started, version, size: run.weights_traffic.read(started.instance, version, started.place, size),
     )
-    return LiveActors(run.platform, run.generators, use, max(run.prompts.tokens("training")))
+    return LiveActors(run.platform, run.generators, use, max(run.prompts.tokens("training")), is_last)
 
 
 async def generate_live(
@@ -67,6 +67,7 @@ async def generate_live(
         sink_root=run.folder.rollouts(step, "training"),
         driver=run.lease.number,
         retries=run.spec.limits.retries,
+        weights=weights,
         make_request=make_request,
         on_event=on_event,
     )

@@ -251,19 +251,15 @@ async def _begin_generation(
     """Return the groups of a plan as they become complete. Actors of its own have instances until `parts` is left."""
     if task.live is not None:
         return generate_live(run, task.live, task.step, task.policy, plan, generated)
-    all_at_once = run.generators.has_room_for(len(plan.shares))
     preload = run.requests.preload(task.policy.now)
     generators = await parts.enter_async_context(run.generators.part(task.step, len(plan.shares), preload))
-    sharing = _sharing(run, task, plan) if all_at_once else None
+    sharing = _sharing(run, task, plan)
     generated.shares_prefixes |= sharing is not None
     return _generation(run, task, plan, generated, generators, sharing, migration)
 
 
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
-    """Return the prefixes that a rollout's actors share; None if they share none.
-
-    Ask only if all actors have instances at once: the others would wait for one that has none.
-    """
+    """Return the prefixes that a rollout's actors share; None if they share none."""
     if not run.prefixes.able or len(plan.shares) == 1:
         return None
     sharing = could_share(run, task.purpose, plan)
