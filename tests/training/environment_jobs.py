@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,11 +30,12 @@ class SlowCounter(Counter):
         Args:
             amount: the number to add.
         \"\"\"
-        time.sleep(0.3)
+        time.sleep({seconds})
         return super().add(amount)
 """
 
 MakeJob = Callable[..., Path]
+Command = Callable[[Path], list[str]]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +43,18 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
     """Make a job of two small steps in the example's environment, whose tools take a while."""
     place = tmp_path_factory.mktemp("jobs")
 
-    def make(name: str, actors: int, engine: str = "auto", **environment: Any) -> Path:
+    def make(name: str, actors: int, engine: str = "auto", seconds: float = 0.3, **environment: Any) -> Path:
         folder = place / name
         shutil.copytree(EXAMPLE, folder)
         job = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
-        (folder / "counter.py").write_text((EXAMPLE / "counter.py").read_text() + SLOW)
+        (folder / "counter.py").write_text((EXAMPLE / "counter.py").read_text() + SLOW.format(seconds=seconds))
         job["metadata"]["name"] = name
         spec = job["spec"]
         if "openenv" in environment:
             del spec["environment"]["python"]
         else:
             spec["environment"]["python"]["class"] = "SlowCounter"
-        spec["environment"] |= environment
+        spec["environment"] |= {"letGo": "never", **environment}
         spec["batch"] |= {"promptsPerStep": 4, "samplesPerPrompt": 3, "minibatchSamples": 6}
         spec |= {"steps": 2, "planning": {"policy": "even"}, "artifacts": {"uri": str(place / "runs")}}
         spec["generation"] = {"instances": {"min": actors, "max": actors}, "engine": engine}
@@ -65,10 +67,15 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
     return make
 
 
-def finish(file: Path) -> None:
+def eagerly(file: Path) -> list[str]:
+    """The command of a driver that lets actors go at once."""
+    return [sys.executable, "-m", "tests.training.eager_driver", str(file)]
+
+
+def finish(file: Path, command: Command = run_command) -> None:
     """Run a job to its end."""
     log = file.parent / "log.txt"
-    assert start(run_command(file), log).wait() == 0, log.read_text()[-4000:]
+    assert start(command(file), log).wait() == 0, log.read_text()[-4000:]
 
 
 def learnt_samples(file: Path) -> list[GeneratedSample]:
@@ -77,7 +84,7 @@ def learnt_samples(file: Path) -> list[GeneratedSample]:
     return [sample for part in parts for sample in read_prepared([str(part)]).values()]
 
 
-def kill_in_mid_episode(file: Path, kind: str) -> None:
+def kill_in_mid_episode(file: Path, kind: str, command: Command = run_command) -> None:
     """Run a job; kill a process of a kind once an answer of the environment is stored and episodes go on."""
 
     def kill(driver: int) -> bool:
@@ -86,13 +93,13 @@ def kill_in_mid_episode(file: Path, kind: str) -> None:
             process.kill()
         return bool(found)
 
-    disturb_in_mid_episode(file, kill)
+    disturb_in_mid_episode(file, kill, command)
 
 
-def disturb_in_mid_episode(file: Path, disturb: Callable[[int], bool]) -> None:
+def disturb_in_mid_episode(file: Path, disturb: Callable[[int], bool], command: Command = run_command) -> None:
     """Run a job; disturb it, by its driver's id, once an answer of the environment is stored and episodes go on."""
     log = file.parent / "log.txt"
-    driver = start(run_command(file), log)
+    driver = start(command(file), log)
     disturbed = False
     while driver.poll() is None:
         if not disturbed and any(sample.given[1:] for sample in _unfinished_samples(file)):

@@ -18,6 +18,7 @@ from rlhfless_functions.api import (
     Preload,
     Samples,
     SampleTask,
+    Shelter,
     Stage,
     Started,
     TaskKey,
@@ -50,6 +51,8 @@ class UnreliablePlatform:
     chance: random.Random
     loss: float = 0.0
     drain: float = 0.0
+    wait: float = 0.0
+    """Chance, after each sample, that all others wait for their environments."""
     sinks: dict[str, set[Key]] = field(default_factory=dict)
     generated: list[Key] = field(default_factory=list)
     part_of: dict[Key, str] = field(default_factory=dict)
@@ -70,6 +73,7 @@ class UnreliablePlatform:
             self.asked.setdefault(key, []).append(request.weights.version)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        waits = False
         mine = self.sinks[request.sink] = set()
         before = set().union(*(self.sinks[sink] for sink in request.resume_from))
         ended = False
@@ -93,8 +97,12 @@ class UnreliablePlatform:
                     raise InstanceLostError("killed")
                 if self.chance.random() < self.drain:
                     break
+                if waits := self.chance.random() < self.wait:
+                    break
             ended = True
-            result = GenerationResult(finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0)
+            result = GenerationResult(
+                finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0, all_wait=waits
+            )
             yield Done(result=result.model_dump())
         finally:
             try:
@@ -169,11 +177,27 @@ def settings_of(**changes: object) -> GenerationSettings:
     return GenerationSettings(**arguments)  # type: ignore[arg-type]
 
 
+class Waiting:
+    """Environments that answer after a while."""
+
+    async def shelter(self) -> Shelter:
+        return Shelter(url="http://127.0.0.1:1", token="t", rollout="training-3", patience_seconds=1)
+
+    async def come(self, samples: Sequence[Key]) -> None:
+        for _ in samples:
+            await asyncio.sleep(0)
+
+
 @dataclass
 class CountedCapacity:
     """Remembers how many instances were asked for."""
 
+    sleeps = False
     counts: list[int] = field(default_factory=list)
+    let_gone: int = 0
+
+    async def let_go(self, stage: Stage) -> None:
+        self.let_gone += 1
 
     async def use(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         self.counts.append(count)

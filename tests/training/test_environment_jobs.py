@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.environment_jobs import MakeJob, finish, kill_in_mid_episode, learnt_samples
+from tests.training.environment_jobs import MakeJob, eagerly, finish, kill_in_mid_episode, learnt_samples
 from tests.training.environment_jobs import make_job as make_job  # A fixture.
-from tests.training.whole_jobs import assert_same_final_weights, folder_of
+from tests.training.whole_jobs import assert_same_final_weights, folder_of, records_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -49,3 +49,20 @@ def test_an_environment_worker_that_is_killed_changes_nothing(make_job: MakeJob,
     file = make_job("killed-worker", 1)
     kill_in_mid_episode(file, "rlhfless_functions.environments")
     assert_same_final_weights(file, undisturbed)
+
+
+@pytest.mark.parametrize("victim", [None, "generation-", "environments.shelter"])
+def test_actors_that_are_let_go_while_environments_work_change_nothing(
+    make_job: MakeJob, undisturbed: Path, victim: str | None
+) -> None:
+    file = make_job(f"let-go-{(victim or 'nobody').strip('-').replace('.', '-')}", 2, seconds=1.0, letGo="auto")
+    if victim is None:
+        finish(file, eagerly)
+    else:
+        kill_in_mid_episode(file, victim, eagerly)
+    assert_same_final_weights(file, undisturbed)
+    metrics = [record["metrics"] for record in records_of(file)]
+    assert all(0 < each["generation/let_go"] < 1 for each in metrics)
+    assert sum(each["environment/restarted"] for each in metrics) == 0, "the example's environment is replayable"
+    if victim is None:
+        assert sum(each["generation/lost_instances"] for each in metrics) == 0

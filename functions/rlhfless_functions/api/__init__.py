@@ -73,6 +73,7 @@ from rlhfless_functions.api.requests import (
     SaveRequest,
     SharedPrefix,
     SharedPrefixes,
+    Shelter,
     StepSettings,
     TakeUpRequest,
     TrainingProgress,

@@ -94,6 +94,19 @@ class NextWeights(Message):
     """The line for them; see `GenerationRequest.weights_line`."""
 
 
+class Shelter(Message):
+    """A process that keeps the episodes of a rollout, so that actors may be let go while environments work."""
+
+    url: str
+    """Its address."""
+    token: str
+    """Its bearer token."""
+    rollout: str
+    """Name of the rollout."""
+    patience_seconds: float = Field(ge=0)
+    """Seconds of waiting, of all samples of a request together, after which the request ends."""
+
+
 class LiveBatch(Message):
     """The batch of a request whose body stays open; see `api.live`."""
 
@@ -158,6 +171,8 @@ class GenerationRequest(BaseRequest):
     """Environment of the samples; by default a response is a single turn."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Arguments of the chat template, for the turns of an environment."""
+    shelter: Shelter | None = None
+    """The process that has the environments; by default they are beside the engine, and end with the request."""
     live: LiveBatch | None = None
     """The batch that further lines of the body add samples to; None if these samples are all."""
 

@@ -81,7 +81,12 @@ class GenerationResult(Message):
 
     finished: int
     unfinished: int
-    """Samples left when the instance was drained; their partial tokens are in the parts."""
+    """Samples left when the instance was drained, or when all of them waited for their environments; their partial
+    tokens are in the parts."""
+    waited_seconds: float = 0.0
+    """Seconds in which all samples waited for their environments."""
+    all_wait: bool = False
+    """Whether the request ended because all samples that are left wait for their environments."""
     parts: list[str]
     """URIs of all rollout parts of this attempt."""
     prompt_tokens: int

@@ -6,6 +6,7 @@
 - `sessions`: an episode on a process or a server, and its faults. `results`: its texts as the model reads them.
 - `bridge`: the chat template's tokens between turns. `tool_calls`: reads the model's calls.
 - `host`: the processes of episodes from their parent's view.
+- `shelter`: a process that has the episodes while their actors are let go. `sheltered`: an actor's view of it.
 - `openenv`: a client of servers of OpenEnv. `openenv_messages`: what they answer.
 
 In workers:

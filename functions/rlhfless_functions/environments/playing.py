@@ -155,7 +155,7 @@ class PlayedEpisodes:
                     if self._closed:
                         raise
                 kills += 1
-                self._forget(turn.sample)
+                self.forget(turn.sample)
                 if kills > _KILLS:
                     return self._given_up(turn, since, error, kills)
                 if turn.response and (not self._settings.replayable or isinstance(error, _DivergedError)):
@@ -344,7 +344,7 @@ class PlayedEpisodes:
         finally:
             live.spent += time.monotonic() - began - (live.session.waited - waited)
 
-    def _forget(self, sample: SampleKey) -> None:
+    def forget(self, sample: SampleKey) -> None:
         """End an episode's session, to begin it again."""
         live = self._live.pop(sample, None)
         if live is not None:

@@ -73,6 +73,11 @@ class Share:
         self.weights_seconds = 0.0
         self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
+        self._all_wait_since: float | None = None
+        """Time since when all samples wait for their environments."""
+        self._let_go = False
+        self._waited = 0.0
+        """Seconds in which nothing was computed, because all samples were away."""
 
     def open(self, engine: Engine) -> EngineRun:
         """Give the share to an engine."""
@@ -144,8 +149,13 @@ class Share:
         self.publish(now)
         first = True
         while (run.running or run.waiting or self._away) and self._context.stop_reason is None:
+            if self._waits_too_long():
+                self._let_go = True
+                break
+            before, computes = now, bool(run.running or run.waiting)
             self.take(self._step(run))
             now = self._clock()
+            self._waited += 0.0 if computes else now - before
             if first:
                 first = False
                 seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
@@ -184,6 +194,8 @@ class Share:
         return GenerationResult(
             finished=self._finished,
             unfinished=self._asked - self._finished,
+            waited_seconds=round(self._waited, 4),
+            all_wait=self._let_go,
             parts=self._publisher.parts,
             prompt_tokens=computed.prompt,
             response_tokens=computed.response,
@@ -240,6 +252,17 @@ class Share:
             given=told.given(key) if told is not None else [],
             outcome=told.outcome(key) if told is not None else None,
         )
+
+    def _waits_too_long(self) -> bool:
+        """Return whether all samples have waited for longer than letting the instance go and having one again costs."""
+        shelter, told = self._request.shelter, self._conversations
+        if shelter is None or told is None or told.waiting < len(self._open):
+            self._all_wait_since = None
+            return False
+        now = self._clock()
+        if self._all_wait_since is None:
+            self._all_wait_since = now
+        return now - self._all_wait_since >= shelter.patience_seconds
 
     @property
     def _away(self) -> int:

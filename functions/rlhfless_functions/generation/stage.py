@@ -19,6 +19,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.environments.episodes import Episodes
+from rlhfless_functions.environments.sheltered import ShelteredEpisodes
 from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.live_batch import LiveBatch
@@ -137,7 +138,11 @@ class Generator:
     @contextmanager
     def _episodes(self, request: GenerationRequest) -> Iterator[Episodes | None]:
         """Open the environments of a request, and close them at its end."""
-        episodes = self._episodes_of(request)
+        if request.shelter is not None and request.environment is not None:
+            environment, model, arguments = request.environment, request.model, request.chat_template_kwargs
+            episodes: Episodes | None = ShelteredEpisodes(request.shelter, environment, model, arguments)
+        else:
+            episodes = self._episodes_of(request)
         try:
             yield episodes
         finally:

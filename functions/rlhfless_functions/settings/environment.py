@@ -52,6 +52,10 @@ class EnvironmentSettings(Settings):
     replayable: bool = False
     """Whether the same calls give the same results again, for the same row and seed. Then an episode goes on after a
     kill; otherwise it begins anew."""
+    let_go: Literal["auto", "never"] = "auto"
+    """Whether an instance of generation is let go while all of its samples wait for their environments, on one machine.
+    `auto` does so once the environments have been seen to take longer than letting an instance go and having one again.
+    The episodes then go on in a process of their own."""
     memory: Bytes = 2**30
     """Memory limit of an episode's processes."""
     result_bytes: Bytes = Field(default=2**14)

@@ -23,6 +23,7 @@ from rlhfless_operator.local.view import TrainingView, ViewState
 from rlhfless_operator.platforms.base import StateListener
 from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
 from rlhfless_operator.platforms.local.platform import LocalPlatform
+from rlhfless_operator.platforms.local.shelter import ShelterProcess
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -99,6 +100,8 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
             gpus_per_instance=assignment.per_instance,
         )
 
+    environment = job.spec.environment
+    shelter = ShelterProcess(log_path) if environment is not None and environment.let_go == "auto" else None
     current = asyncio.current_task()
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
@@ -120,6 +123,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
                     AvailableGpus(
                         assignment.actors,
                         takes_turns=assignment.takes_turns,
+                        shelter=shelter,
                         gpu=products[0] if len(products) == 1 else None,
                     ),
                     on_open=opened,
@@ -127,6 +131,9 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
             except BudgetExhaustedError:
                 view.say(f"  report  {await asyncio.to_thread(write_report, root)}")
                 raise
+            finally:
+                if shelter is not None:
+                    await shelter.close()
         report = await asyncio.to_thread(write_report, root)
         for line in _closing_lines(job, root, report, summary):
             view.say(line)

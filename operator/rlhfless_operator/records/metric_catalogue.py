@@ -54,6 +54,9 @@ DRIVER_METRICS: dict[str, Metric] = {
     "generation/lost_instances": Metric("instances", "Instances lost during generation."),
     "generation/cuts": Metric("requests", "Cut requests, whose samples continued on other actors."),
     "generation/moved_samples": Metric("samples", "Samples that the driver chose to move to another actor."),
+    "generation/let_go": Metric(
+        "share", "Share of the actors' time without an instance, because all of their samples waited for environments."
+    ),
     "generation/passes": Metric("number", "Decode passes over all instances, if transformers generates."),
     "generation/tokens_per_pass": Metric(
         "tokens", "Tokens of a sequence per decode pass, mean, if transformers generates; 1 without drafts."

@@ -28,6 +28,7 @@ from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
 from rlhfless_operator.training.journal.lease import Lease
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.builder import RequestBuilder
+from rlhfless_operator.training.stages.away import LettingActorsGo, ShelterHost
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class TrainingRun:
     """Progress that the terminal view shows."""
     lease: Lease
     """The driver's right to the job."""
+    letting_actors_go: LettingActorsGo
+    """Choice of whether actors are let go while environments work."""
     relays: Relays
     """Chain in which instances pass new weights on."""
     weights_traffic: WeightsTraffic = field(default_factory=WeightsTraffic)
@@ -118,6 +121,8 @@ class AvailableGpus:
     """Seconds that a released instance is charged for until its GPUs are free."""
     contention: Callable[[], Contention] = lambda: ALONE
     """Returns the GPUs that other jobs leave; called for each plan."""
+    shelter: ShelterHost | None = None
+    """Process that keeps episodes while actors are let go; None if there is none here."""
     gpu: str | None = None
     """Name of the GPUs, if it is known. The first plans use its tables."""
 
@@ -175,6 +180,7 @@ def open_run(
         learners=learners,
         progress=progress,
         lease=lease,
+        letting_actors_go=LettingActorsGo(gpus.shelter, capacity, cost_model.history),
         relays=relays,
     )
     return run, journal

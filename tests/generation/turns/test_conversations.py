@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhfless_functions.api import GenerationRequest, Partial, Samples
+from rlhfless_functions.api import GenerationRequest, Partial, Samples, Shelter
 from rlhfless_functions.data.prompts import read_prompts
 from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 from rlhfless_functions.environments.episodes import Observation, Turn
+from rlhfless_functions.generation import stage
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.runtime.task import TaskContext, TaskError
-from rlhfless_functions.settings import SamplingSettings
+from rlhfless_functions.settings import EnvironmentSettings, PythonEnvironment, SamplingSettings
 from tests.generation.shares import Outcome, Ticks
 from tests.generation.shares import make_request as make_request  # The fixtures.
 from tests.generation.shares import prompts as prompts
@@ -202,3 +203,33 @@ def test_an_environment_sees_the_row_of_the_dataset(make: Make, prompts: str) ->
 def test_answers_without_tokens_begin_an_episode_at_once(make: Make) -> None:
     found = play(make(), Game(answer=lambda turn: answer_to(turn, head=0))).finished()
     assert all(not sample.given or sample.given[0][0] > 0 for sample in found.values())
+
+
+class Beginning(Game):
+    """Environments that begin, and answer nothing after that."""
+
+    def ready(self, wait_seconds: float) -> list[Observation]:
+        due = [turn for _, turn in self._due if not turn.response]
+        self._due = [(at, turn) for at, turn in self._due if turn.response]
+        return [self.answer(turn) for turn in due]
+
+
+def test_a_request_ends_once_all_samples_have_waited_too_long_and_the_next_one_goes_on(
+    make: Make, plain: dict[tuple[int, int], GeneratedSample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = PythonEnvironment(file="env.py", class_name="Env")
+    shelter = Shelter(url="http://127.0.0.1:1", token="t", rollout="training-1", patience_seconds=0.5)
+    changes = {"environment": EnvironmentSettings(python=python), "shelter": shelter}
+    games = [Beginning(), Game()]
+    monkeypatch.setattr(stage, "ShelteredEpisodes", lambda *_: games[0])
+    first = play(make("first", **changes), games[0])
+    assert first.result.all_wait and (first.result.finished, first.result.unfinished) == (0, 20)
+    assert first.result.waited_seconds > 0
+    assert {len(turn.given) for turn in games[0].unanswered} == {1}
+    monkeypatch.setattr(stage, "ShelteredEpisodes", lambda *_: games[1])
+    second = play(make("second", resume_from=[make("first").sink], **changes), games[1])
+    assert not second.result.all_wait and second.result.unfinished == 0
+    assert second.finished() == plain
+    assert {(turn.sample, tuple(turn.response)) for turn in games[0].unanswered} <= {
+        (turn.sample, tuple(turn.response)) for turn in games[1].turns
+    }, "the same turns are handed over again"

@@ -15,7 +15,7 @@ from rlhfless_functions.api import (
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.requests.tasks import StageFailedError
-from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, settings_of, shares_of
+from tests.training.generating import RandomMoves, UnreliablePlatform, Waiting, run_stage, settings_of, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 
 pytestmark = pytest.mark.usefixtures("every_look_is_quick")
@@ -47,6 +47,27 @@ async def test_every_group_comes_out_once_and_whole(
     assert platform.most_running <= max([actors, *held]), "no more instances are asked than are held"
     assert outcome.cuts >= platform.cut
     assert not platform.held
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    actors=st.integers(1, 6),
+    loss=st.sampled_from([0.0, 0.2]),
+    moves=st.sampled_from([0.0, 0.2]),
+)
+async def test_an_actor_whose_samples_all_wait_gives_its_instance_away_and_goes_on(
+    seed: int, actors: int, loss: float, moves: float
+) -> None:
+    chance = random.Random(seed)
+    platform = UnreliablePlatform(chance, loss=loss, wait=0.4)
+    rule = RandomMoves(chance, moves)
+    groups, outcome, held = await run_stage(platform, shares_of(5, 4, actors), rule, away=Waiting())
+    assert sorted(group.prompt for group in groups) == list(range(5))
+    assert len(platform.generated) == 20, "what is published is never generated again"
+    assert held[-1] == 0
+    assert platform.most_running <= max([actors, *held])
+    assert 0 in held[:-1] or actors > 1 or outcome.let_go_seconds == 0, "the only actor's instance is let go"
 
 
 async def test_a_failure_that_no_instance_can_mend_ends_the_stage_with_its_message() -> None:

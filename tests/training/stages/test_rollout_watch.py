@@ -123,6 +123,16 @@ async def test_the_learner_is_expected_at_the_end_of_the_rollout_and_later_if_th
     assert rollout.forecasts == [33.0, 10.0, 5.0, 20.0]
 
 
+async def test_time_with_environments_counts_for_each_token_that_is_still_sampled() -> None:
+    rollout = Rollout({"environment/token": 0.5})
+    rollout.begins()
+    await rollout.look()
+    rollout.reports(80, 20.0)
+    await rollout.look()
+    assert rollout.forecasts == [10.0 + 50.0, 2.0 + 10.0]
+    assert rollout.asked.of("prepares") == [], "the first group is complete in 12 s"
+
+
 async def test_preparation_that_takes_longer_than_generation_decides_on_the_end() -> None:
     rollout = Rollout({"preparation/token": 0.02})
     rollout.begins()

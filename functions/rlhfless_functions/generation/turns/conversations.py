@@ -64,6 +64,11 @@ class Conversations:
         return len(self._away) + len(self._answered) + len(self._stored)
 
     @property
+    def waiting(self) -> int:
+        """Number of samples whose environments have not answered."""
+        return len(self._away)
+
+    @property
     def unstored(self) -> bool:
         """Whether there are answers that must be stored before their samples go on."""
         return bool(self._answered)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlhfless_functions.api import SampleTask, WeightsReference
+from rlhfless_functions.api import SampleTask, Shelter, WeightsReference
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,5 @@ class ActorAttempt:
     """Sinks and parts that may hold tokens of these samples from earlier requests."""
     known_until: dict[str, str]
     """Newest announced part of each of these sinks."""
+    shelter: Shelter | None = None
+    """The process that has the environments of these samples; None if the instance has them."""

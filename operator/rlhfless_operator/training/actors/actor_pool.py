@@ -24,6 +24,8 @@ class Actor:
     attempts: int = 0
     failures: int = 0
     """Losses in a row without a finished sample in between."""
+    all_wait: bool = False
+    """Whether its last request ended because all of its samples wait for their environments."""
     cut_at: float | None = None
     """Time at which its request was cut by choice; None once it has resumed."""
 
@@ -81,6 +83,8 @@ class Heard:
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
     prefixes: Mapping[str, float] = field(default_factory=dict)
     """Counts of shared prefixes that it sent and fetched; see `GenerationResult.shared_prefixes`."""
+    waited: float = 0.0
+    """Seconds in which all of its samples waited for environments."""
     first: float = math.inf
     last: float = -math.inf
 
@@ -100,7 +104,7 @@ class Heard:
             self.last - self.first,
             self.decoding,
             fetched_tokens=self.prefixes.get("tokens_fetched", 0.0),
-            waited_seconds=self.prefixes.get("seconds_waited", 0.0),
+            waited_seconds=self.prefixes.get("seconds_waited", 0.0) + self.waited,
         )
 
 

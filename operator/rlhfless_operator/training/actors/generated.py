@@ -34,7 +34,7 @@ class Stretch:
     fetched_tokens: float = 0.0
     """Prompt tokens whose keys and values came from another actor."""
     waited_seconds: float = 0.0
-    """Seconds that it waited for these keys and values with nothing else to do."""
+    """Seconds that it waited with nothing else to do: for these keys and values, or for environments."""
 
 
 @dataclass
@@ -71,6 +71,10 @@ class GenerationOutcome:
     """Seconds from each decision to move samples until a request resumed them."""
     switch_pauses: list[float] = field(default_factory=list)
     """Seconds from each time that an actor was told of newer weights until it decoded with them, loading included."""
+    let_go_seconds: float = 0.0
+    """Seconds in which actors had no instance, because all of their samples waited for their environments."""
+    held_seconds: float = 0.0
+    """Seconds in which actors had instances."""
     room: EngineRoom | None = None
     """Least room that any instance has reported; None before the first report."""
     before: list[str] = field(init=False)

@@ -45,6 +45,10 @@ class Part:
         """Whether an actor of the rollout has an instance."""
         return self._own.at_work > 0
 
+    async def let_go(self) -> None:
+        """Let the instances go that no actor needs now: more work is far away."""
+        await self._queue.let_go()
+
     async def has_left(self, actors: int) -> None:
         """Say how many of the rollout's actors have anything left."""
         self._own.left = actors
@@ -122,3 +126,8 @@ class InstanceQueue:
         if count != self._held or preload is not None:
             self._held = count
             await self._capacity.use(self._stage, count, preload)
+
+    async def let_go(self) -> None:
+        """Let the instances go that have no work, unless they sleep then."""
+        if not self._capacity.sleeps:
+            await self._capacity.let_go(self._stage)

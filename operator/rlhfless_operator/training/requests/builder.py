@@ -161,8 +161,7 @@ class RequestBuilder:
             weights_from: the chain of instances that may pass the attempt's weights on.
             next_weights: newer versions that may be published meanwhile.
         """
-        if attempt.weights != begun:
-            sharing = None
+        sharing = sharing if attempt.weights == begun else None
         folder = self._folder.prefixes(step, purpose)
         prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
         return GenerationRequest(
@@ -190,6 +189,7 @@ class RequestBuilder:
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
             drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
             environment=self._spec.environment,
+            shelter=attempt.shelter,
             chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.environment else {},
         )
 

@@ -56,6 +56,7 @@ async def evaluate(
     rewards = run.spec.evaluation_rewards
     check_unscorable(prepared.sums, rewards, run.spec.limits.unscorable, f"evaluation after step {step}")
     metrics = mean_metrics(prepared.sums)
+    run.letting_actors_go.learn(metrics)
     evaluation = {"reward": 0.0, **metrics}
     fenced = journal.lease.fenced
     if step in (0, run.prompts.total_steps):

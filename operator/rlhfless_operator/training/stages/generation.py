@@ -34,6 +34,7 @@ from rlhfless_operator.training.actors.moves import MoveInProgress
 from rlhfless_operator.training.actors.sinks import SinkIndex
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import check_retry
+from rlhfless_operator.training.stages.away import Away
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks at whether a move pays."""
@@ -55,6 +56,8 @@ class GenerationSettings:
     """The request of an actor's attempt."""
     weights: WeightsReference
     """Weights that requests sample with."""
+    away: Away | None = None
+    """Lets actors go while environments work; None if they are kept."""
     look_seconds: float = LOOK_SECONDS
     """Least seconds between two questions to the migration."""
 
@@ -129,6 +132,8 @@ class _Stage:
         self._move = MoveInProgress()
         self._ended: asyncio.Queue[tuple[Actor, bool]] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
+        self._told = 0
+        """Number of actors with work that was told last."""
 
     async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
         async with self._tasks:
@@ -138,12 +143,10 @@ class _Stage:
                 self._migration.assigned(actor.name, tokens)
             for actor in self._pool:
                 self._go_on(actor)
-            told = len(self._pool)
+            self._told = len(self._pool)
             while self._pool:
                 self._settle(*await self._ended.get())
-                if len(self._pool) != told:
-                    told = len(self._pool)
-                    await self._instances.has_left(told)
+                await self._tell_left()
 
     # --- the outcome of an actor's request ---
 
@@ -157,7 +160,7 @@ class _Stage:
         else:
             self._pool.release(actor)
             if actor.has_instance:
-                self._instances.give(left=len(self._pool))
+                self._instances.give(left=self._left)
 
     def _settle(self, actor: Actor, lost: bool) -> None:
         """Settle a request that has ended, in any way."""
@@ -173,15 +176,20 @@ class _Stage:
 
     async def _request(self, actor: Actor) -> bool:
         """Send one request and follow it to its end; return whether its instance was lost."""
+        away = self._settings.away
+        if actor.all_wait and away is not None:
+            await self._let_go(actor, away)
+        shelter = await away.shelter() if away is not None else None
         if not actor.has_instance:
             await self._instances.turn()
             actor.has_instance = True
+        began = time.monotonic()
         sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
         keys = [key_of(sample) for sample in actor.samples]
         places = self._sinks.places(keys)
         weights = self._settings.weights
         attempt = ActorAttempt(
-            actor.name, actor.attempts, weights, actor.samples, sink, places.resume_from, places.known_until
+            actor.name, actor.attempts, weights, actor.samples, sink, places.resume_from, places.known_until, shelter
         )
         request = self._settings.make_request(attempt)
         self._outcome.sinks.append(sink)
@@ -195,13 +203,14 @@ class _Stage:
                 async for event in events:
                     self._take(actor, event, heard, sink)
                     self._look()
-            if heard.finished == 0:
+            if heard.finished == 0 and not actor.all_wait:
                 error = InstanceLostError("the instance was drained before it finished a sample")
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure
         finally:
             # This includes a request that was cut: closing its stream has let the instance publish what it had.
             self._outcome.decoded(heard.decoding)
+            self._outcome.held_seconds += time.monotonic() - began
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
         actor.cut_at = None
@@ -232,12 +241,39 @@ class _Stage:
             self._sinks.flushed(sink, event)
         elif isinstance(event, Done):
             self._outcome.done(event)
+            actor.all_wait = bool(event.result.get("all_wait"))
+            heard.waited = event.result.get("waited_seconds", 0.0)
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
             heard.prefixes = event.result.get("shared_prefixes", {})
         if actor.cut_at is not None and heard.first < math.inf:
             self._outcome.pauses.append(heard.first - actor.cut_at)
             actor.cut_at = None
         self._on_event(actor.name, event)
+
+    # --- actors whose samples all wait ---
+
+    @property
+    def _left(self) -> int:
+        """Number of actors that have work, or will have it without waiting for environments."""
+        return sum(not actor.all_wait for actor in self._pool)
+
+    async def _tell_left(self) -> None:
+        if self._left != self._told:
+            self._told = self._left
+            await self._instances.has_left(self._told)
+
+    async def _let_go(self, actor: Actor, away: Away) -> None:
+        """Let an actor's instance go until an environment has answered one of its samples."""
+        began = time.monotonic()
+        if actor.has_instance:
+            actor.has_instance = False
+            self._instances.give(left=self._left)
+            await self._tell_left()
+            await self._instances.let_go()
+        await away.come([key_of(sample) for sample in actor.samples])
+        self._outcome.let_go_seconds += time.monotonic() - began
+        actor.all_wait = False
+        await self._tell_left()
 
     # --- chosen cuts ---
 

@@ -31,6 +31,7 @@ from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.away import Away
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 from rlhfless_operator.training.stages.holding import hold_as_planned
 from rlhfless_operator.training.stages.live_actors import LiveActors
@@ -204,7 +205,8 @@ async def generate_and_prepare(
         consider_prefixes(run, task.step, plan)
     watched, migration = run.follows_forecasts, run.cost_model.open_migration(plan)
     async with AsyncExitStack() as parts:
-        generation = await _begin_generation(run, task, plan, generated, migration, parts)
+        away = await parts.enter_async_context(run.letting_actors_go.rollout(f"{task.purpose}-{task.step}"))
+        generation = await _begin_generation(run, task, plan, generated, migration, away, parts)
         left = 0 if watched else None
         preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers, left=left))
         watch = RolloutWatch(run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast)
@@ -246,6 +248,7 @@ async def _begin_generation(
     plan: GenerationPlan,
     generated: GenerationOutcome,
     migration: Migration,
+    away: Away | None,
     parts: AsyncExitStack,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Return the groups of a plan as they become complete. Actors of its own have instances until `parts` is left."""
@@ -255,7 +258,7 @@ async def _begin_generation(
     generators = await parts.enter_async_context(run.generators.part(task.step, len(plan.shares), preload))
     sharing = _sharing(run, task, plan)
     generated.shares_prefixes |= sharing is not None
-    return _generation(run, task, plan, generated, generators, sharing, migration)
+    return _generation(run, task, plan, generated, generators, sharing, migration, away)
 
 
 def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
@@ -274,6 +277,7 @@ def _generation(
     instances: Part,
     sharing: PrefixSharing | None,
     migration: Migration,
+    away: Away | None,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Return the groups of a plan as they become complete."""
     reads = ReadsOfVersion(run.weights_traffic)
@@ -287,7 +291,7 @@ def _generation(
         run.platform,
         plan.shares,
         generated,
-        _generation_settings(run, task, reads, sharing),
+        _generation_settings(run, task, reads, sharing, away),
         migration=migration,
         instances=instances,
         on_event=on_event,
@@ -295,7 +299,7 @@ def _generation(
 
 
 def _generation_settings(
-    run: TrainingRun, task: RolloutTask, reads: ReadsOfVersion, sharing: PrefixSharing | None
+    run: TrainingRun, task: RolloutTask, reads: ReadsOfVersion, sharing: PrefixSharing | None, away: Away | None
 ) -> GenerationSettings:
     tokens = run.prompts.tokens(task.purpose)
     weights, draft_steps = task.policy, run.draft_history.steps_for
@@ -321,6 +325,7 @@ def _generation_settings(
         prompt_tokens=tokens.__getitem__,
         make_request=make_request,
         weights=weights.begun,
+        away=away,
     )
 
 

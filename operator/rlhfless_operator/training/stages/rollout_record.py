@@ -8,6 +8,7 @@ from rlhfless_functions.api import GroupResult
 from rlhfless_operator.planner.groups.staleness import staleness
 from rlhfless_operator.planner.lengths import PredictionReport, assess
 from rlhfless_operator.records.journal import PlanRecord, StepBatch, add_metrics, mean_metrics
+from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.costs.engine_factor import ENGINE_FACTOR
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.journal.samples import kept_examples
@@ -42,6 +43,7 @@ def record_rollout(run: TrainingRun, rollout: Rollout) -> StepBatch:
     """
     prompt_tokens = run.prompts.tokens("training")
     run.cost_model.generated(rollout.generated, rollout.prepared, prompt_tokens)
+    run.letting_actors_go.learn(mean_metrics(rollout.prepared.sums))
     bound = run.cost_model.lower_bound(rollout.generated, prompt_tokens, rollout.seconds["generation"])
     by_prompt = groupby(sorted(rollout.generated.lengths.items()), key=lambda sample: sample[0][0])
     lengths = {prompt: [tokens for _, tokens in samples] for prompt, samples in by_prompt}
@@ -125,6 +127,7 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "generation/lost_instances": float(generated.lost),
         "generation/cuts": float(generated.cuts),
         "generation/moved_samples": float(generated.moved),
+        **_let_go(generated),
         **_decoding(generated.decoding),
         **{f"generation/prefixes/{name}": value for name, value in generated.prefixes.items()},
         "weights/seconds": generated.weights_seconds,
@@ -136,6 +139,14 @@ def _metrics(rollout: Rollout, bound: float | None) -> dict[str, float]:
         "planning/contention": rollout.plan.wanted_by_others,
         **({} if bound is None else {"planning/lower_bound_instance_seconds": bound}),
     }
+
+
+def _let_go(generated: GenerationOutcome) -> dict[str, float]:
+    """Return the share of the actors' time in which they were let go; nothing if none was."""
+    if not generated.let_go_seconds:
+        return {}
+    share = generated.let_go_seconds / (generated.let_go_seconds + generated.held_seconds)
+    return {"generation/let_go": share}
 
 
 def _decoding(counts: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from rlhfless_functions.api import Purpose
-from rlhfless_operator.planner.moves.migration import Actor, Migration
+from rlhfless_operator.planner.moves.migration import Actor, Key, Migration, Unfinished
 from rlhfless_operator.planner.moves.rules import ends_of_groups, seconds_left
 from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP, least_chunk
 from rlhfless_operator.training.actors.generated import GenerationOutcome
@@ -15,6 +15,7 @@ from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.away import AWAY_TOKEN
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks."""
@@ -114,6 +115,15 @@ class RolloutWatch:
     def _actors(self) -> list[Actor]:
         return list(self._migration.actors.values())
 
+    @property
+    def _samples(self) -> list[tuple[Key, Unfinished]]:
+        return [each for actor in self._actors for each in actor.samples.items()]
+
+    @property
+    def _away(self) -> float:
+        """Seconds with its environment for each token that a sample still samples."""
+        return self._run.cost_model.history.mean(AWAY_TOKEN)
+
     def _generation_seconds(self) -> float:
         if self._is_generated:
             return 0.0
@@ -121,7 +131,8 @@ class RolloutWatch:
             return self._planned_seconds
         self._migration.assess()
         longest = self._run.spec.sampling.max_response_tokens
-        return seconds_left(self._actors, self._run.cost_model.latency, longest)
+        remaining = max((sample.remaining for _, sample in self._samples), default=0.0)
+        return seconds_left(self._actors, self._run.cost_model.latency, longest) + remaining * self._away
 
     def _preparation_seconds(self) -> float:
         """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
@@ -133,8 +144,7 @@ class RolloutWatch:
             for (prompt, _), length in self._generated.lengths.items()
             if prompt not in done
         )
-        unfinished = (sample for actor in self._actors for sample in actor.samples.values())
-        left = tokens + sum(sample.context + sample.remaining for sample in unfinished)
+        left = tokens + sum(sample.context + sample.remaining for _, sample in self._samples)
         return left * token_seconds / self._preparers.actors
 
     def _preparation_token_seconds(self) -> float:
@@ -154,6 +164,9 @@ class RolloutWatch:
         if self._is_generated or (not self._migration.actors and not self._generated.lengths):
             return self._generation_seconds()
         ends = ends_of_groups(self._actors, self._run.cost_model.latency)
+        if self._away:
+            for (prompt, _), sample in self._samples:
+                ends[prompt] = max(ends[prompt], sample.remaining * self._away)
         finished = {prompt for prompt, _ in self._generated.lengths} - self._prepared.groups.keys() - ends.keys()
         least = least_chunk(self._groups, self._preparers.actors)
         lacking = min(least - len(finished), len(ends))

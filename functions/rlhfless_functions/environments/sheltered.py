@@ -1,0 +1,124 @@
+"""The episodes of an actor whose environments are in a shelter: a thread that exchanges turns for answers."""
+
+import http.client
+import json
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+
+from rlhfless_functions.api import Shelter
+from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
+
+_ANSWER_SECONDS = 360.0
+"""Time limit of an exchange. The first one waits until the user's files have run."""
+_OBSERVATIONS: TypeAdapter[list[Observation]] = TypeAdapter(list[Observation])
+
+
+class ShelteredEpisodes:
+    """The environments of a share; see `Episodes`. They stay in the shelter when this is closed.
+
+    Args:
+        shelter: the process that has them.
+        settings: the job's environment.
+        model: the job's model.
+        template_arguments: arguments of its chat template.
+    """
+
+    def __init__(
+        self,
+        shelter: Shelter,
+        settings: EnvironmentSettings,
+        model: ModelSettings,
+        template_arguments: Mapping[str, Any],
+    ) -> None:
+        self._shelter = shelter
+        self._said = {
+            "rollout": shelter.rollout,
+            "environment": json.loads(settings.model_dump_json()),
+            "model": json.loads(model.model_dump_json()),
+            "chat_template_kwargs": dict(template_arguments),
+        }
+        self._outbox: list[Turn] = []
+        self._awaited: set[SampleKey] = set()
+        self._answers: queue.SimpleQueue[Observation | Exception] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="shelter", daemon=True)
+        self._thread.start()
+
+    def submit(self, turn: Turn) -> None:
+        """Hand a turn over, without waiting."""
+        with self._changed:
+            self._outbox.append(turn)
+            self._awaited.add(turn.sample)
+            self._changed.notify()
+
+    def ready(self, wait_seconds: float) -> list[Observation]:
+        """Return the answers that have come; see `Episodes`.
+
+        Raises:
+            TaskError: `environment_failed`: the environment fails and the job is to end, or the shelter is gone.
+        """
+        found: list[Observation] = []
+        try:
+            answer = self._answers.get(timeout=wait_seconds) if wait_seconds > 0 else self._answers.get_nowait()
+            while True:
+                if isinstance(answer, Exception):
+                    raise answer
+                found.append(answer)
+                answer = self._answers.get_nowait()
+        except queue.Empty:
+            return found
+
+    def close(self) -> None:
+        """Stop asking. The episodes go on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        place = urlsplit(self._shelter.url)
+        connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=_ANSWER_SECONDS)
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._awaited)
+                    if self._closed:
+                        return
+                    turns, self._outbox = self._outbox, []
+                    awaited = sorted(self._awaited)
+                for answer in self._exchange(connection, turns, awaited):
+                    with self._changed:
+                        self._awaited.discard(answer.sample)
+                    self._answers.put(answer)
+        except Exception as error:
+            self._answers.put(error)
+        finally:
+            connection.close()
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, turns: list[Turn], awaited: list[SampleKey]
+    ) -> list[Observation]:
+        body = json.dumps({**self._said, "turns": [asdict(turn) for turn in turns], "awaited": awaited})
+        headers = {"Authorization": f"Bearer {self._shelter.token}", "Content-Type": "application/json"}
+        try:
+            connection.request("POST", "/v1/exchange", body, headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TaskError(
+                "environment_failed", f"the process that keeps the episodes does not answer: {error}", retryable=True
+            ) from error
+        if response.status == 409:
+            raise TaskError(answer["reason"], answer["message"], retryable=answer["retryable"])
+        if response.status != 200:
+            raise TaskError("environment_failed", f"the process that keeps the episodes refuses a turn: {answer}")
+        return _OBSERVATIONS.validate_python(answer["observations"])

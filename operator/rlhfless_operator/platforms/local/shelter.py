@@ -1,0 +1,97 @@
+"""The process that keeps episodes while actors are let go; see `rlhfless_functions.environments.shelter`."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+_END_SECONDS = 5.0
+
+
+class ShelterProcess:
+    """A shelter on this machine: started when it is asked for, and again after it has died.
+
+    Args:
+        log_path: file to which it appends its log.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self.token = secrets.token_urlsafe(32)
+        self._process: asyncio.subprocess.Process | None = None
+        self._url = ""
+        self._lock = asyncio.Lock()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def url(self) -> str:
+        """Return its address. Start it unless it runs.
+
+        Raises:
+            ConnectionError: it does not start.
+        """
+        async with self._lock:
+            if self._process is None or self._process.returncode is not None:
+                self._process, self._url = await self._start()
+            return self._url
+
+    async def come(self, rollout: str, samples: list[tuple[int, int]]) -> int:
+        """Wait for a while until samples of a rollout need not wait for their environments; return their number. If
+        the process has died, none needs to."""
+        try:
+            answer = await self._ask("come", {"rollout": rollout, "samples": samples})
+        except (aiohttp.ClientError, OSError):
+            return len(samples)
+        return len(answer["samples"])
+
+    async def end(self, rollout: str) -> None:
+        """End the episodes of a rollout."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                await self._ask("end", {"rollout": rollout})
+
+    async def close(self) -> None:
+        """End it with all episodes."""
+        if self._session is not None:
+            await self._session.close()
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await self._process.wait()
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _start(self) -> tuple[asyncio.subprocess.Process, str]:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rlhfless_functions.environments.shelter",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "RLHFLESS_TOKEN": self.token},
+            )
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line.strip().isdigit():
+            raise ConnectionError(f"the process that keeps episodes does not start; see {self._log_path}")
+        return process, f"http://127.0.0.1:{int(line)}"
+
+    async def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
+        headers = {"Authorization": f"Bearer {self.token}"}
+        async with self._session.post(f"{self._url}/v1/{what}", json=body, headers=headers) as response:
+            response.raise_for_status()
+            return dict(await response.json())

@@ -1,0 +1,107 @@
+"""Letting actors go while all of their samples wait for environments, where that is cheaper than to keep them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from rlhfless_functions.api import Shelter
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.moves.migration import Key
+from rlhfless_operator.training.instances.capacity import Capacity
+
+LEAST_PATIENCE = 0.5
+"""Least seconds of waiting after which an actor is let go."""
+AWAY_TOKEN = "environment/token"
+"""Name in the history of the seconds that a sample is away for each token that it samples."""
+_WAIT = "environment/wait"
+
+
+class ShelterHost(Protocol):
+    """The process that keeps episodes, on the machine of the driver."""
+
+    token: str
+
+    async def url(self) -> str:
+        """Return its address. Start it unless it runs."""
+
+    async def come(self, rollout: str, samples: list[Key]) -> int:
+        """Wait for a while until samples need not wait any longer; return their number."""
+
+    async def end(self, rollout: str) -> None:
+        """End the episodes of a rollout."""
+
+
+class Away:
+    """The episodes of one rollout in a shelter.
+
+    Args:
+        host: has them.
+        rollout: name of the rollout.
+        patience: seconds of waiting after which an actor is let go.
+    """
+
+    def __init__(self, host: ShelterHost, rollout: str, patience: float) -> None:
+        self._host = host
+        self._rollout = rollout
+        self._patience = patience
+
+    async def shelter(self) -> Shelter:
+        """Return the place of the environments, for a request."""
+        url = await self._host.url()
+        return Shelter(url=url, token=self._host.token, rollout=self._rollout, patience_seconds=self._patience)
+
+    async def come(self, samples: Sequence[Key]) -> None:
+        """Wait until an environment has answered one of the samples."""
+        while not await self._host.come(self._rollout, list(samples)):
+            pass
+
+
+class LettingActorsGo:
+    """Decides whether a rollout's actors are let go while environments work.
+
+    Args:
+        host: keeps the episodes meanwhile; None if there is none here, or if the job wants none.
+        capacity: knows what letting an instance go and having one again costs.
+        history: of earlier steps; added to.
+    """
+
+    def __init__(self, host: ShelterHost | None, capacity: Capacity, history: History) -> None:
+        self._host = host
+        self._capacity = capacity
+        self._history = history
+        self._starting: asyncio.Future[str] | None = None
+
+    def learn(self, metrics: Mapping[str, float]) -> None:
+        """Note how long a rollout's environments took for an answer."""
+        turns, seconds = metrics.get("environment/turns"), metrics.get("environment/seconds_away")
+        if not turns or seconds is None:
+            return
+        self._history.add(_WAIT, seconds / turns)
+        if tokens := metrics.get("lengths"):
+            self._history.add(AWAY_TOKEN, seconds / tokens)
+        if self._host is not None and self._pays:
+            # It takes seconds to start, in which no instance should wait.
+            self._starting = asyncio.ensure_future(self._host.url())
+            self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())
+
+    @asynccontextmanager
+    async def rollout(self, name: str) -> AsyncIterator[Away | None]:
+        """Open a rollout; yield None if its actors are kept."""
+        if self._host is None or not self._pays:
+            yield None
+            return
+        await self._host.url()
+        try:
+            yield Away(self._host, name, self._patience)
+        finally:
+            await self._host.end(name)
+
+    @property
+    def _patience(self) -> float:
+        return max(LEAST_PATIENCE, self._capacity.switch_seconds("generation"))
+
+    @property
+    def _pays(self) -> bool:
+        """Whether environments take longer than letting an instance go and having one again."""
+        return self._history.mean(_WAIT) >= self._patience

@@ -1,0 +1,214 @@
+"""A shelter keeps episodes while actors come and go: each turn is played once, and every actor gets its answer."""
+
+import asyncio
+import json
+import queue
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Shelter as Place
+from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
+from rlhfless_functions.environments.shelter import Shelter
+from rlhfless_functions.environments.sheltered import ShelteredEpisodes
+from rlhfless_functions.runtime.task import TaskError
+from rlhfless_functions.settings import EnvironmentSettings, ModelSettings, PythonEnvironment
+from rlhfless_operator.platforms.local.shelter import ShelterProcess
+
+MODEL = Path(__file__).parents[2] / "examples" / "tools" / "model"
+SETTINGS = EnvironmentSettings(python=PythonEnvironment(file="env.py", class_name="Env"))
+COUNTER = '''
+class Env:
+    def reset(self, **row):
+        self.total = 0
+        return "=0"
+
+    def add(self, amount: int) -> str:
+        """Add to the counter.
+
+        Args:
+            amount: the number to add.
+        """
+        self.total += amount
+        return str(self.total)
+
+    def get_reward(self):
+        return float(self.total)
+'''
+
+
+def turn(*response: int, given: Sequence[tuple[int, int]] = (), row: dict[str, Any] | None = None) -> Turn:
+    return Turn((0, 1), row or {}, list(response), given, seed=3, truncated=False, room=200)
+
+
+class Played:
+    """Episodes that a test answers."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.forgotten: list[SampleKey] = []
+        self.answers: queue.SimpleQueue[Observation | Exception] = queue.SimpleQueue()
+        self.closed = False
+
+    def submit(self, turn: Turn) -> None:
+        self.turns.append(turn)
+
+    def ready(self, wait_seconds: float) -> list[Observation]:
+        try:
+            answer = self.answers.get(timeout=wait_seconds)
+        except queue.Empty:
+            return []
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer]
+
+    def forget(self, sample: SampleKey) -> None:
+        self.forgotten.append(sample)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def exchange(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] = ()) -> list[dict[str, Any]]:
+    body = {
+        "rollout": "training-1",
+        "environment": json.loads(SETTINGS.model_dump_json()),
+        "model": json.loads(ModelSettings(source="m").model_dump_json()),
+        "chat_template_kwargs": {},
+        "turns": [asdict(each) for each in turns],
+        "awaited": list(awaited),
+    }
+    return list((await shelter.exchange(json.dumps(body).encode()))["observations"])
+
+
+async def answered(shelter: Shelter, sample: SampleKey) -> list[int]:
+    """The tokens of a sample's answer, once it has come."""
+    while not (found := await exchange(shelter, awaited=[sample])):
+        pass
+    return list(found[0]["tokens"])
+
+
+async def test_a_turn_that_two_actors_hand_over_is_played_once_and_both_get_its_answer() -> None:
+    played = Played()
+    shelter = Shelter(lambda *_: played)
+    assert await exchange(shelter, turn(5, 6), awaited=[(0, 1)]) == []
+    assert await exchange(shelter, turn(5, 6)) == []
+    played.answers.put(Observation((0, 1), [7]))
+    assert await answered(shelter, (0, 1)) == [7]
+    [again] = await exchange(shelter, turn(5, 6), awaited=[(0, 1)])
+    assert again["tokens"] == [7]
+    assert [list(each.response) for each in played.turns] == [[5, 6]] and not played.forgotten
+
+
+async def test_the_next_turn_goes_on_in_the_same_session_and_an_earlier_one_in_another() -> None:
+    played = Played()
+    shelter = Shelter(lambda *_: played)
+    await exchange(shelter, turn(5, 6))
+    played.answers.put(Observation((0, 1), [7]))
+    assert await answered(shelter, (0, 1)) == [7]
+    await exchange(shelter, turn(5, 6, 7, 8, given=[(2, 3)]))
+    assert not played.forgotten
+    played.answers.put(Observation((0, 1), [9]))
+    assert await answered(shelter, (0, 1)) == [9]
+    # Its actor was killed, and what it had stored last is the first turn.
+    await exchange(shelter, turn(5, 6))
+    assert played.forgotten == [(0, 1)]
+    assert [list(each.response) for each in played.turns] == [[5, 6], [5, 6, 7, 8], [5, 6]]
+
+
+async def test_a_turn_that_replaces_one_under_way_waits_for_its_end_and_gets_no_answer_of_it() -> None:
+    played = Played()
+    shelter = Shelter(lambda *_: played)
+    await exchange(shelter, turn(5, 6))
+    await exchange(shelter, turn(5, 4))
+    assert len(played.turns) == 1
+    played.answers.put(Observation((0, 1), [7]))
+    while len(played.turns) < 2:
+        assert await exchange(shelter, awaited=[(0, 1)]) == []
+    assert played.forgotten == [(0, 1)] and list(played.turns[1].response) == [5, 4]
+    played.answers.put(Observation((0, 1), [8]))
+    assert await answered(shelter, (0, 1)) == [8]
+
+
+async def test_an_environment_that_ends_the_job_does_so_for_the_actor_and_the_next_one_begins_afresh() -> None:
+    made = [Played(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    await exchange(shelter, turn())
+    made[0].answers.put(TaskError("environment_failed", "it raised in reset", retryable=True))
+    with pytest.raises(TaskError, match="raised in reset") as raised:
+        await answered(shelter, (0, 1))
+    assert raised.value.retryable and made[0].closed
+    await exchange(shelter, turn())
+    assert len(made[1].turns) == 1
+
+
+async def test_nan_in_a_row_reaches_the_environment() -> None:
+    played = Played()
+    await exchange(Shelter(lambda *_: played), turn(row={"x": float("nan"), "y": None}))
+    assert str(played.turns[0].row) == "{'x': nan, 'y': None}"
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[ShelterProcess]:
+    process = ShelterProcess(tmp_path / "log.jsonl")
+    yield process
+    await process.close()
+
+
+def played_by(place: Place, turn: Turn, settings: EnvironmentSettings) -> Observation:
+    """The answer to a turn, as an actor of its own gets it."""
+    episodes = ShelteredEpisodes(place, settings, ModelSettings(source=str(MODEL)), {})
+    try:
+        episodes.submit(turn)
+        while not (found := episodes.ready(1.0)):
+            pass
+        return found[0]
+    finally:
+        episodes.close()
+
+
+async def test_an_episode_goes_on_with_another_actor_and_ends_with_its_rollout(
+    process: ShelterProcess, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    (tmp_path / "env.py").write_text(COUNTER)
+    python = PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env")
+    settings = EnvironmentSettings(python=python, replayable=False)
+    place = Place(url=await process.url(), token=process.token, rollout="training-1", patience_seconds=1)
+    row = {"prompt": [{"role": "user", "content": "?"}]}
+    said = tokenizer.encode('a<tool_call>{"name": "add", "arguments": {"amount": 4}}</tool_call><|end|>')
+
+    opening = await asyncio.to_thread(played_by, place, turn(row=row), settings)
+    first = turn(*opening.tokens, *said, given=[(0, len(opening.tokens))], row=row)
+    answer = await asyncio.to_thread(played_by, place, first, settings)
+    assert tokenizer.decode(answer.tokens) == "<|tool|>4<|end|><|assistant|>"
+    assert await process.come("training-1", [(0, 1)]) == 1
+    last = [*first.response, *answer.tokens, *tokenizer.encode("=4<|end|>")]
+    spans = [(0, len(opening.tokens)), (len(first.response), len(first.response) + len(answer.tokens))]
+    end = await asyncio.to_thread(played_by, place, turn(*last, given=spans, row=row), settings)
+    assert end.outcome is not None and (end.outcome.score, end.outcome.restarted) == (4.0, 0)
+    await process.end("training-1")
+    assert await process.come("training-1", [(0, 1)]) == 1, "nobody waits for what is not here"
+
+
+async def test_a_stranger_is_refused_and_a_dead_process_is_started_again(
+    process: ShelterProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "env.py").write_text(COUNTER)
+    settings = EnvironmentSettings(python=PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env"))
+    place = Place(url=await process.url(), token="guessed", rollout="training-1", patience_seconds=1)
+    with pytest.raises(TaskError, match=r"refuses a turn: .*token"):
+        await asyncio.to_thread(played_by, place, turn(row={"prompt": "?"}), settings)
+    assert process._process is not None
+    process._process.kill()
+    assert await process.come("training-1", [(0, 1)]) == 1
+    await process._process.wait()
+    with pytest.raises(TaskError, match="does not answer") as raised:
+        await asyncio.to_thread(played_by, place, turn(row={"prompt": "?"}), settings)
+    assert raised.value.retryable
+    assert await process.url() != place.url
