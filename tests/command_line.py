@@ -16,10 +16,10 @@ def run_command(file: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1", *options]
 
 
-def run_to_its_end(file: Path) -> str:
+def run_to_its_end(file: Path, seconds: float = 280) -> str:
     """Run a job that succeeds; what the command says."""
     ended = subprocess.run(
-        run_command(file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280, check=False
+        run_command(file), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, check=False
     )
     assert ended.returncode == 0, ended.stdout
     return ended.stdout

@@ -3,16 +3,20 @@
 import importlib
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from rlhfless_functions.environments.bridge import Bridge, Call
 from rlhfless_functions.environments.tool_calls import CallParser
+from tests.command_line import run_to_its_end
+from tests.training.whole_jobs import assert_same_final_weights
 
 TOOLS = Path(__file__).parents[2] / "examples" / "tools"
 
@@ -55,6 +59,30 @@ def test_an_episode_of_right_calls_fits_into_the_response(row: int, seed: int) -
         length += 1 + len(tokenizer.encode(written, add_special_tokens=False)) + 1
         length += len(bridge.after_calls(tokenizer.eos_token_id, [call], [str(random.Random(seed).randint(0, 999))]))
     assert length + 8 <= 224
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_two_steps_of_the_example_give_the_same_weights_with_one_and_four_actors(
+    tmp_path: Path, algorithm: str
+) -> None:
+    jobs = []
+    for actors in (1, 4):
+        folder = tmp_path / str(actors)
+        shutil.copytree(TOOLS, folder)
+        job = yaml.safe_load((TOOLS / f"{algorithm}.yaml").read_text())
+        job["metadata"]["name"] = f"actors-{actors}"
+        spec = job["spec"]
+        spec |= {"steps": 2, "planning": {"policy": "even"}, "artifacts": {"uri": str(tmp_path / "runs")}}
+        spec["generation"]["instances"] = {"min": actors, "max": actors}
+        if algorithm == "ppo":
+            spec["algorithm"]["critic"]["warmupSteps"] = 0
+        del spec["evaluation"]
+        jobs.append(folder / "job.yaml")
+        jobs[-1].write_text(yaml.safe_dump(job))
+        run_to_its_end(jobs[-1], seconds=400)
+    assert_same_final_weights(*jobs)
 
 
 def _parts(changes: str) -> list[str]:

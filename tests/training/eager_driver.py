@@ -6,7 +6,7 @@ python -m tests.training.eager_driver JOB.yaml
 import sys
 
 from rlhfless_operator.cli import main
-from rlhfless_operator.training.stages.away import LettingActorsGo
+from rlhfless_operator.training.instances.away import LettingActorsGo
 
 if __name__ == "__main__":
     LettingActorsGo._pays = property(lambda choice: True)  # type: ignore[assignment,method-assign]

@@ -19,6 +19,7 @@ from rlhfless_operator.training.costs.generation_plan import holding_of
 from rlhfless_operator.training.costs.prefix_choice import PrefixChoice
 from rlhfless_operator.training.costs.step_plans import StepPlans
 from rlhfless_operator.training.data.prompts import Prompts
+from rlhfless_operator.training.instances.away import LettingActorsGo, ShelterHost
 from rlhfless_operator.training.instances.capacity import Capacity
 from rlhfless_operator.training.instances.draft_history import DraftHistory
 from rlhfless_operator.training.instances.gang import GangSize
@@ -28,7 +29,6 @@ from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
 from rlhfless_operator.training.journal.lease import Lease
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.builder import RequestBuilder
-from rlhfless_operator.training.stages.away import LettingActorsGo, ShelterHost
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class ShelterProcess:
         """End it with all episodes."""
         if self._session is not None:
             await self._session.close()
+        async with self._lock:
+            # It may be about to start.
+            await self._end()
+
+    async def _end(self) -> None:
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()

@@ -4,7 +4,7 @@
   it.
 - `generation`: one request an actor, with moves and losses. `prefix_plans`: let its actors share prefixes.
 - `live_actors`: the actors of an asynchronous job, whose batches go on from rollout to rollout. `live_generation`: the
-  part of one rollout. `away`: let actors go while all of their samples wait for environments.
+  part of one rollout.
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
 - `learning`: learn from the batch. `learner_choice`: the number of learners. `arrivals`: the groups that a learner can
   expect. `piece_journal`: the pieces that it learns from. `mismatch`: the limit on its disagreement with the engine.

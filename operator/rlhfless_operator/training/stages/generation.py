@@ -32,9 +32,9 @@ from rlhfless_operator.training.actors.actor_pool import Actor, ActorPool, Heard
 from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
 from rlhfless_operator.training.actors.moves import MoveInProgress
 from rlhfless_operator.training.actors.sinks import SinkIndex
+from rlhfless_operator.training.instances.away import Away
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import check_retry
-from rlhfless_operator.training.stages.away import Away
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks at whether a move pays."""

@@ -27,11 +27,11 @@ from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
+from rlhfless_operator.training.instances.away import Away
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.stages.away import Away
 from rlhfless_operator.training.stages.generation import GenerationSettings, generate
 from rlhfless_operator.training.stages.holding import hold_as_planned
 from rlhfless_operator.training.stages.live_actors import LiveActors

@@ -13,9 +13,9 @@ from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.looks import one_more_rollout, pause_after
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.instances.away import AWAY_TOKEN
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.stages.away import AWAY_TOKEN
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks."""
