@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -85,7 +86,15 @@ def learnt_samples(file: Path) -> list[GeneratedSample]:
 
 
 def kill_in_mid_episode(file: Path, kind: str, command: Command = run_command) -> None:
-    """Run a job; kill a process of a kind once an answer of the environment is stored and episodes go on."""
+    """Run a job; kill a process of a kind once an answer of the environment is stored and episodes go on.
+
+    Args:
+        kind: the beginning of its name, or a part of its command. With `driver`, another one finishes the job.
+    """
+
+    def kill_driver(driver: int) -> bool:
+        psutil.Process(driver).kill()
+        return True
 
     def kill(driver: int) -> bool:
         found = list(_processes_below(psutil.Process(driver), kind))[:1]
@@ -93,7 +102,7 @@ def kill_in_mid_episode(file: Path, kind: str, command: Command = run_command) -
             process.kill()
         return bool(found)
 
-    disturb_in_mid_episode(file, kill, command)
+    disturb_in_mid_episode(file, kill_driver if kind == "driver" else kill, command)
 
 
 def disturb_in_mid_episode(file: Path, disturb: Callable[[int], bool], command: Command = run_command) -> None:
@@ -105,6 +114,9 @@ def disturb_in_mid_episode(file: Path, disturb: Callable[[int], bool], command: 
         if not disturbed and any(sample.given[1:] for sample in _unfinished_samples(file)):
             disturbed = disturb(driver.pid)
         time.sleep(0.05)
+    if disturbed and driver.returncode == -signal.SIGKILL:
+        driver = start(command(file), log)
+        driver.wait()
     assert driver.returncode == 0, log.read_text()[-4000:]
     assert disturbed, "nothing was there to disturb"
 

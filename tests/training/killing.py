@@ -3,6 +3,7 @@
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -85,3 +86,15 @@ def _victims_of(driver: subprocess.Popen[bytes], kind: str) -> list[psutil.Proce
         elif name.startswith(f"{kind}-"):
             found.append(process)
     return found
+
+
+def killed_at_writes(file: Path, folder: Path, share: int) -> list[str]:
+    """Run a job whose driver dies at one of `share` places of its writes; the places."""
+    deaths, log = folder / "deaths.txt", folder / "log.txt"
+    command = [sys.executable, "-m", "tests.training.dying_at_writes", str(file), str(deaths), str(share)]
+    while True:
+        with log.open("ab") as output:
+            ended = subprocess.run(command, stdout=output, stderr=output, timeout=900, check=False)
+        if ended.returncode == 0:
+            return deaths.read_text().splitlines()
+        assert ended.returncode == -signal.SIGKILL, log.read_text()[-4000:]

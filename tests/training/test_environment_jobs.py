@@ -7,7 +7,8 @@ import pytest
 
 from tests.training.environment_jobs import MakeJob, eagerly, finish, kill_in_mid_episode, learnt_samples
 from tests.training.environment_jobs import make_job as make_job  # A fixture.
-from tests.training.whole_jobs import assert_same_final_weights, folder_of, records_of
+from tests.training.killing import killed_at_writes
+from tests.training.whole_jobs import assert_same_final_weights, folder_of, half_written, records_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,13 +46,29 @@ def test_an_actor_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJo
     assert_same_final_weights(file, undisturbed)
 
 
+def test_a_driver_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJob, undisturbed: Path) -> None:
+    file = make_job("killed-driver", 1)
+    kill_in_mid_episode(file, "driver")
+    assert_same_final_weights(file, undisturbed)
+
+
+@pytest.mark.parametrize("share", [24, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(0)])])
+def test_a_driver_that_dies_at_its_writes_changes_nothing(
+    make_job: MakeJob, undisturbed: Path, tmp_path: Path, share: int
+) -> None:
+    file = make_job(f"dying-{share}", 1)
+    assert killed_at_writes(file, tmp_path, share)
+    assert_same_final_weights(file, undisturbed)
+    assert half_written(folder_of(file)) == []
+
+
 def test_an_environment_worker_that_is_killed_changes_nothing(make_job: MakeJob, undisturbed: Path) -> None:
     file = make_job("killed-worker", 1)
     kill_in_mid_episode(file, "rlhfless_functions.environments")
     assert_same_final_weights(file, undisturbed)
 
 
-@pytest.mark.parametrize("victim", [None, "generation-", "environments.shelter"])
+@pytest.mark.parametrize("victim", [None, "generation-", "environments.shelter", "driver"])
 def test_actors_that_are_let_go_while_environments_work_change_nothing(
     make_job: MakeJob, undisturbed: Path, victim: str | None
 ) -> None:

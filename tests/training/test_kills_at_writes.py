@@ -1,13 +1,11 @@
 """`kill -9` of the driver before and after each of its writes: the same weights, and nothing half-written."""
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.training.killing import killed_at_writes
 from tests.training.whole_jobs import assert_same_final_weights, folder_of, half_written, records_of, run_job
 
 STEPS = 2
@@ -21,18 +19,6 @@ SHORT = {
 ASYNCHRONOUS = {**SHORT, "async": {"maxStaleness": 1}}
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
-
-
-def killed_at_writes(file: Path, folder: Path, share: int) -> list[str]:
-    """Run a job whose driver dies at one of `share` places of its writes; the places."""
-    deaths, log = folder / "deaths.txt", folder / "log.txt"
-    command = [sys.executable, "-m", "tests.training.dying_at_writes", str(file), str(deaths), str(share)]
-    while True:
-        with log.open("ab") as output:
-            ended = subprocess.run(command, stdout=output, stderr=output, timeout=900, check=False)
-        if ended.returncode == 0:
-            return deaths.read_text().splitlines()
-        assert ended.returncode == -signal.SIGKILL, log.read_text()[-4000:]
 
 
 def check(file: Path, undisturbed: Path) -> None:

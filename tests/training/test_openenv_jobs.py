@@ -39,20 +39,20 @@ def test_samples_act_on_the_server(undisturbed: Path, server: Server) -> None:
     assert {"seed", "prompt", "start", "ground_truth"} <= server.begun[0].keys()
 
 
-@pytest.mark.parametrize("victim", ["actor", "server"])
+@pytest.mark.parametrize("victim", ["generation-", "driver", "server"])
 def test_a_kill_in_mid_episode_changes_nothing(
     make_job: MakeJob, undisturbed: Path, server: Server, victim: str
 ) -> None:
-    file = make_job(f"killed-{victim}", 1, openenv={"url": server.url})
+    file = make_job(f"killed-{victim.strip('-')}", 1, openenv={"url": server.url})
 
     def restart(driver: int) -> bool:
         server.stop()
         server.start()
         return True
 
-    if victim == "actor":
-        kill_in_mid_episode(file, "generation-")
-    else:
+    if victim == "server":
         disturb_in_mid_episode(file, restart)
+    else:
+        kill_in_mid_episode(file, victim)
     assert_same_final_weights(file, undisturbed)
     assert sum(record["metrics"]["environment/restarted"] for record in records_of(file)) == 0
