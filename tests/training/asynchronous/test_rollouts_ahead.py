@@ -47,6 +47,9 @@ class Draws:
     def go_to(self, position: dict[str, Any]) -> None:
         self.cursor = self.cursor.restored(position)
 
+    def tokens(self, purpose: str) -> list[int]:
+        return [5] * 8
+
 
 def prepared(task: RolloutTask) -> PrepareResult:
     """All groups of a rollout in one chunk."""
@@ -103,7 +106,7 @@ async def making(
             weights=lambda published: published,
         ),
         prompts=Draws(steps),
-        cost_model=SimpleNamespace(history=SimpleNamespace(mean=lambda name: 0.0), measured=lambda lengths: None),
+        cost_model=SimpleNamespace(history=SimpleNamespace(mean=lambda name: 0.0), measured=lambda *learnt: None),
         draft_history=SimpleNamespace(generated=lambda number, lengths: None),
         progress=SimpleNamespace(begin_step=lambda *arguments, **options: None),
         prefixes=SimpleNamespace(reason="no: one actor"),

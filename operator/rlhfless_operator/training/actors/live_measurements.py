@@ -12,7 +12,7 @@ WINDOW_SECONDS = 5.0
 
 
 class LiveMeasurements:
-    """What the actors' reports say of passes, speed, room and weights since the last `report`."""
+    """Measurements of passes, speed, room and weights in the actors' reports since the last `report`."""
 
     def __init__(self) -> None:
         self._found = GenerationOutcome(sinks=[])

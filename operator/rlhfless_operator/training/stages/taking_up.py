@@ -36,7 +36,7 @@ class TakingUp:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a learner starts or loads."""
+        """A learner starts or loads."""
         return self._task is not None and not self._task.done()
 
     def consider(self, within: float) -> bool:
