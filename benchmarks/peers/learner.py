@@ -1,6 +1,6 @@
 """Our learner against TRL's on the same batch: a GRPO update's tokens per second and peak memory, as ratios.
 
-    python benchmarks/peers/learner.py [--sizes small,medium,large] [--rounds 3] [--threads 2] [--json FILE]
+    python benchmarks/peers/learner.py [--sizes small,small-long] [--rounds 3] [--threads 2] [--json FILE]
 
 Both take the same optimizer updates on the same random model and the same ragged samples: groups of eight that share
 a prompt, one update over all of them, AdamW, float32, the same samples in a micro-batch at most. TRL's side is its own
@@ -59,7 +59,9 @@ class Size:
 
 SIZES = {
     "small": Size(hidden=96, layers=2, vocabulary=96, groups=16, prompt=48, response=192, micro_batch=32),
+    "small-long": Size(hidden=96, layers=2, vocabulary=96, groups=4, prompt=48, response=768, micro_batch=8),
     "medium": Size(hidden=256, layers=4, vocabulary=16_384, groups=4, prompt=192, response=192, micro_batch=8),
+    "medium-long": Size(hidden=256, layers=4, vocabulary=16_384, groups=2, prompt=48, response=768, micro_batch=8),
     "large": Size(hidden=512, layers=8, vocabulary=65_536, groups=2, prompt=256, response=192, micro_batch=8),
 }
 
@@ -271,7 +273,7 @@ def compare(name: str, rounds: int, threads: int) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and keep the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default=",".join(SIZES), help="some of small, medium and large")
+    parser.add_argument("--sizes", default=",".join(SIZES), help=", ".join(SIZES))
     parser.add_argument("--rounds", type=int, default=3, help="how often the two take turns")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the result here")
