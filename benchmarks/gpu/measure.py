@@ -26,9 +26,9 @@ not measured.
 
 Nothing has to be installed of rlhfless itself: its sources beside this file are taken. All parts need torch,
 transformers, peft, accelerate, safetensors, tokenizers, numpy, psutil, pydantic (2.12), fsspec, pyarrow, jinja2, pyyaml
-and xxhash; `step` also aiohttp, datasets, fastapi, prometheus-client, rich, typer and uvicorn. For a machine without a
-network, `pip install --target FOLDER xxhash ...` elsewhere, and PYTHONPATH=FOLDER there. vllm and trl are asked for and
-not needed. `--scratch` names a folder with 50 GB free for 7b, in memory or on a fast local disk.
+and xxhash; `step` also aiohttp, datasets, fastapi, prometheus-client, rich, typer and uvicorn. vllm and trl are asked
+for and not needed. `carry.py` brings what is missing to a machine without a network.
+`--scratch` names a folder with 50 GB free for 7b, in memory or on a fast local disk.
 """
 
 import argparse
