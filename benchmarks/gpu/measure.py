@@ -135,7 +135,7 @@ def measure_part(part: str, name: str, folder: Path, threads: int, limit: float)
         What it measured with its seconds, or `failed` with the reason and the end of what it said.
     """
     output, log = folder / f"{part}.json", folder / f"{part}.log"
-    command = [sys.executable, __file__, "--part", part, "--shapes", name, "--threads", str(threads)]
+    command = [sys.executable, __file__, "--part", part, "--parent", str(os.getpid()), "--shapes", name]
     sources = [
         *map(str, (REPOSITORY, REPOSITORY / "operator", REPOSITORY / "functions")),
         os.environ.get("PYTHONPATH", ""),
@@ -151,7 +151,7 @@ def measure_part(part: str, name: str, folder: Path, threads: int, limit: float)
     with log.open("w") as file:
         # Run it in a session of its own, to end all of its descendants with it.
         process = subprocess.Popen(
-            [*command, "--scratch", str(folder)],
+            [*command, "--threads", str(threads), "--scratch", str(folder)],
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -300,13 +300,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the result here, after each part")
     parser.add_argument("--continue", dest="resume", action="store_true", help="measure what that file lacks")
     parser.add_argument("--part", choices=LIMITS, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
+        from rlhfless_functions.runtime.processes import die_with_parent
+
+        # Whatever ends the command: a part that went on would have the device in the next one.
+        die_with_parent(arguments.parent)
         (name,), folder, part = arguments.shapes, arguments.scratch, arguments.part
         found = run_part(part, name, folder / "model", folder / part, arguments.threads)
         (folder / f"{part}.json").write_text(json.dumps(found))
         return
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     if arguments.resume and arguments.json is None:
         parser.error("--continue: name the earlier result with --json")
     work = wanted_work(arguments.shapes, arguments.parts, everything=arguments.all)

@@ -1,11 +1,13 @@
 """The GPU benchmark counts operations as it says, and runs on any machine as the command that it is."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.gpu import measure as gpu_measure
@@ -167,6 +169,24 @@ def test_what_was_measured_before_a_cut_after_any_part_is_kept(
     gpu_measure.main()
     again = [(part, name) for name, part in begun[len(before) :] if part != "model"]
     assert again == [(part, name) for part, name in ALL if (name, part) not in before]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_what_was_measured_and_no_part_that_goes_on(
+    tmp_path: Path, end: signal.Signals
+) -> None:
+    kept = tmp_path / "result.json"
+    command = [sys.executable, str(COMMAND), "--threads", "1", "--shapes", "tiny", "--parts", "learner"]
+    with subprocess.Popen([*command, "--json", str(kept)], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        assert any("learner ..." in line for line in running.stderr)
+        (part,) = psutil.Process(running.pid).children()
+        running.send_signal(end)
+        running.wait(60)
+    psutil.wait_procs([part], timeout=60)
+    assert not part.is_running()
+    assert list(json.loads(kept.read_text())["shapes"]["tiny"]["parts"]) == ["model"]
 
 
 def test_a_model_is_made_when_it_is_first_needed_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
