@@ -1,13 +1,14 @@
 """Batches that go on from rollout to rollout, against requests of one rollout each, on emulated GPUs.
 
-    python benchmarks/asynchronous/live_batches.py [--rollouts 8] [--actors 4] [--time-scale 0.25] [--json FILE]
+    python benchmarks/asynchronous/live_batches.py [--rollouts 8] [--actors 4] [--under-way 2] [--time-scale 0.25]
+        [--json FILE]
 
 The real generation function with an emulated Qwen2.5-3B on L40S runs on threads of this process. A rollout has 64
 prompts × 8 samples with lengths like GSM8K's, up to 2,048 tokens. The next rollout begins as soon as there is room for
-it, and no learner holds it up. Each rollout begins with new weights, which instances have fetched ahead: a swap takes
-30 ms. In `requests` each actor of a rollout has a request, without moves, and ends with the weights that it began with.
-`finish` and `switch` are live batches with that `newWeights`. Sequences in a pass are counted by the engine, over all
-passes.
+it and fewer than `--under-way` others go on, and no learner holds it up. Each rollout begins with new weights, which
+instances have fetched ahead: a swap takes 30 ms. In `requests` each actor of a rollout has a request, without moves,
+and ends with the weights that it began with. `finish` and `switch` are live batches with that `newWeights`. The engine
+counts the sequences in all its passes.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -123,11 +124,25 @@ class Workload:
         folder: of the trace, the prompts and the sinks.
         rollouts: number of rollouts.
         actors: of each.
+        under_way: most rollouts at a time.
         emulation: of the instances.
     """
 
-    def __init__(self, folder: Path, rollouts: int, actors: int, emulation: EmulationSettings) -> None:
+    def __init__(self, folder: Path, rollouts: int, actors: int, under_way: int, emulation: EmulationSettings) -> None:
         self.folder, self.rollouts, self.actors, self.emulation = folder, rollouts, actors, emulation
+        self.under_way = under_way
+
+    async def run(self, make: Callable[[int], Awaitable[None]]) -> None:
+        """Make all rollouts, as many at a time as may be under way."""
+        tasks: list[asyncio.Task[None]] = []
+
+        async def one(rollout: int) -> None:
+            if rollout > self.under_way:
+                await tasks[rollout - self.under_way - 1]
+            await make(rollout)
+
+        tasks.extend(asyncio.create_task(one(rollout)) for rollout in range(1, self.rollouts + 1))
+        await asyncio.gather(*tasks)
 
     def groups(self, rollout: int) -> list[list[SampleTask]]:
         first = (rollout - 1) * PROMPTS
@@ -158,11 +173,9 @@ async def with_requests(work: Workload, instances: Instances) -> None:
     """Generate with requests of one rollout each."""
     queue = RolloutQueue()
 
-    async def one(rollout: int, earlier: "asyncio.Task[None] | None") -> None:
-        if earlier is not None:
-            room = asyncio.create_task(queue.room_beside(rollout - 1))
-            await asyncio.wait({room, earlier}, return_when=asyncio.FIRST_COMPLETED)
-            room.cancel()
+    async def one(rollout: int) -> None:
+        if rollout > 1:
+            await queue.room_beside(rollout - 1)
         samples = [sample for group in work.groups(rollout) for sample in group]
         shares = [samples[actor :: work.actors] for actor in range(work.actors)]
         settings = GenerationSettings(
@@ -187,10 +200,7 @@ async def with_requests(work: Workload, instances: Instances) -> None:
             ):
                 pass
 
-    tasks: list[asyncio.Task[None]] = []
-    for rollout in range(1, work.rollouts + 1):
-        tasks.append(asyncio.create_task(one(rollout, tasks[-1] if tasks else None)))
-    await asyncio.gather(*tasks)
+    await work.run(one)
 
 
 async def with_live_batches(work: Workload, instances: Instances, *, switches: bool) -> None:
@@ -227,13 +237,13 @@ async def with_live_batches(work: Workload, instances: Instances, *, switches: b
                 pass
         instances.counts["moved"] += outcome.moved
 
-    await asyncio.gather(*(one(rollout) for rollout in range(1, work.rollouts + 1)))
+    await work.run(one)
     while live.running:
         await asyncio.sleep(0.01)
 
 
 @contextmanager
-def workload(rollouts: int, actors: int, time_scale: float) -> Iterator[Workload]:
+def workload(rollouts: int, actors: int, under_way: int, time_scale: float) -> Iterator[Workload]:
     """The rollouts, in a folder of their own."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -248,18 +258,19 @@ def workload(rollouts: int, actors: int, time_scale: float) -> Iterator[Workload
         assert emulation is not None
         # It counts passes if it may draft; no request asks for drafts.
         update = {"draft_coverage": 0.5, "draft_acceptance": 0.5, "weight_load_seconds": SWAP_SECONDS}
-        yield Workload(folder, rollouts, actors, emulation.model_copy(update=update))
+        yield Workload(folder, rollouts, actors, under_way, emulation.model_copy(update=update))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--actors", type=int, default=4)
+    parser.add_argument("--under-way", type=int, default=8)
     parser.add_argument("--time-scale", type=float, default=0.25)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found: dict[str, Any] = {}
-    with workload(given.rollouts, given.actors, given.time_scale) as work:
+    with workload(given.rollouts, given.actors, given.under_way, given.time_scale) as work:
         ways = {
             "requests": with_requests,
             "finish": partial(with_live_batches, switches=False),

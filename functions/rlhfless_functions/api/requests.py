@@ -167,6 +167,8 @@ class GenerationRequest(BaseRequest):
     drafts: list[str] | None = None
     """URIs of folders with responses of earlier steps to draft tokens from, the newest step's last. An empty list reads
     none; if omitted, nothing is drafted. The samples do not depend on it."""
+    draft_prompts: list[int] = Field(default=[])
+    """Rows of prompts whose samples may join a live batch later, to draft tokens for as well."""
     environment: EnvironmentSettings | None = None
     """Environment of the samples; by default a response is a single turn."""
     chat_template_kwargs: dict[str, Any] = Field(default={})

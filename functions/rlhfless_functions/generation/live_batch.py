@@ -95,6 +95,8 @@ class LiveBatch:
         self._prefetcher = prefetcher
         self._clock = clock
         self._growth = Growth(request.live.sequences, request.live.prompt_tokens)
+        self._newest = request
+        """Request of the share that joined last."""
         self._version = request.weights.version
         self._shares: dict[str, Share] = {}
         self._requests: dict[str, GenerationRequest] = {}
@@ -254,7 +256,7 @@ class LiveBatch:
         publisher = RolloutPublisher(request.sink, read.parts, context.emit)
         announce(read, context.emit)
         share = Share(request, context, read.prompts, read.earlier, publisher, self._clock)
-        self._shares[request.sink] = share
+        self._shares[request.sink], self._newest = share, request
         return share.tasks
 
     def _admit(self, sink: str, tasks: Sequence[SequenceTask], *, joins: bool) -> None:
@@ -277,10 +279,10 @@ class LiveBatch:
             self._tell(self._total.weights_fetched, room=True)
 
     def _start(self, tasks: Sequence[SequenceTask]) -> None:
-        request = self._request
+        request = self._newest
         self._run = self._engine.start(
-            tasks, request.sampling, request.kv_budget_tokens, request.drafts,
-            keep_kv_cache=request.keep_kv_cache, growth=self._growth,
+            tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache,
+            growth=replace(self._growth, prompts=frozenset(request.draft_prompts)),
         )  # fmt: skip
 
     def _fail(self, sink: str, error: TaskError) -> None:

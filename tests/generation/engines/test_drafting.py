@@ -16,7 +16,7 @@ from rlhfless_functions.data.draft_history import vocabulary_digest, write_draft
 from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.generation.drafting import drafter
 from rlhfless_functions.generation.drafting.switch import Switch
-from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import Growth, SequenceResult, SequenceTask
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from rlhfless_functions.settings import SamplingSettings
@@ -109,6 +109,25 @@ def test_a_history_of_the_same_responses_gives_many_tokens_a_pass(
     assert counts.tokens == sum(len(result.response_tokens) for result in whole.values())
     assert counts.accepted == counts.tokens - counts.sequence_passes
     assert counts.tokens > 4 * counts.sequence_passes
+
+
+def test_sequences_that_join_later_are_drafted_for_from_an_older_step(
+    engine: TransformersEngine, folder: Path, tmp_path: Path
+) -> None:
+    first, *others = share(8, 1)
+    whole = generate(engine, [first, *others])
+    (tmp_path / "newest").mkdir()
+    drafts = [*keep(tmp_path / "older", list(whole.values()), folder), str(tmp_path / "newest")]
+    passes = []
+    for prompts in (frozenset[int](), frozenset(task.prompt for task in others)):
+        run = engine.start([first], SAMPLING, None, drafts, growth=Growth(8, 64, prompts))
+        assert run._drafter is not None and run._drafter._history is not None
+        run._drafter._history._thread.join()
+        for task in others:
+            run.add(task)
+        assert {(result.prompt, result.index): result for result in finish(run)} == whole
+        passes.append(run.decoding().passes)
+    assert passes[1] < passes[0]
 
 
 @pytest.mark.slow

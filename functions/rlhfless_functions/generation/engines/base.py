@@ -86,6 +86,8 @@ class Growth:
     """Most sequences at a time."""
     prompt_tokens: int
     """Tokens of the longest prompt."""
+    prompts: frozenset[int] = frozenset()
+    """Prompts of sequences that may be added, to draft tokens for."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +293,12 @@ class Engine(Protocol):
         Raises:
             TaskError: `data_invalid` or `bad_request` for a sequence that is too long for the model or the budget.
         """
+
+
+def to_draft_for(tasks: Sequence[SequenceTask], growth: Growth | None) -> tuple[set[int], int]:
+    """Return the prompts that a run may draft for, and the number of its sequences as far as it is known."""
+    prompts = {task.prompt for task in tasks}
+    return (prompts, len(tasks)) if growth is None else (prompts | growth.prompts, max(len(tasks), growth.sequences))
 
 
 def longest_prompt(tasks: Sequence[SequenceTask], growth: Growth | None) -> int:

@@ -16,7 +16,14 @@ from rlhfless_functions.generation.drafting.drafter import LONGEST_DRAFT, Drafte
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
 from rlhfless_functions.generation.engines.attention import Masks, use_grouped_attention
-from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_prompt, check_room, longest_prompt
+from rlhfless_functions.generation.engines.base import (
+    Growth,
+    SequenceTask,
+    check_prompt,
+    check_room,
+    longest_prompt,
+    to_draft_for,
+)
 from rlhfless_functions.generation.engines.continuous_batch import ContinuousBatch
 from rlhfless_functions.generation.engines.kept_rows import KeptRows, keep_rows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
@@ -192,7 +199,8 @@ class TransformersEngine:
         if arriving is not None and arriving.is_settled:
             # All weights are sound, so no pass has to be computed again.
             arriving = None
-        drafter = self._drafter(self._loaded, tasks, sampling, slots, longest, drafts) if drafts is not None else None
+        wanted = to_draft_for(tasks, growth)
+        drafter = self._drafter(self._loaded, wanted, sampling, slots, longest, drafts) if drafts is not None else None
         masks = self._loaded.masks
         run = ContinuousBatch(
             model, cache, masks, tasks, sampling, eos, strings, slots, room, drafter, most_rows, arriving, kept
@@ -203,15 +211,15 @@ class TransformersEngine:
     def _drafter(
         self,
         loaded: _Loaded,
-        tasks: Sequence[SequenceTask],
+        wanted: tuple[set[int], int],
         sampling: EngineSampling,
         slots: int,
         longest: int,
         folders: Sequence[str],
     ) -> Drafter:
-        prompts = {task.prompt for task in tasks}
+        prompts, sequences = wanted
         history = HistoryLoader(folders, prompts, loaded.tokenizer, self._history) if folders else None
-        known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
+        known_tokens = (1 + len(folders)) * sequences * (sampling.max_response_tokens + MATCH)
         vocabulary = loaded.policy.config.get_text_config().vocab_size
         return Drafter(self._experience, padded_rows(slots, self._device), longest, known_tokens, vocabulary, history)
 

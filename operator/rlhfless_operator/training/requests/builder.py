@@ -149,6 +149,7 @@ class RequestBuilder:
         *,
         weights_from: Sequence[str] = (),
         next_weights: Sequence[NextWeights] = (),
+        further_prompts: Collection[int] = (),
     ) -> GenerationRequest:
         """Make the request for an actor's unfinished samples.
 
@@ -160,10 +161,11 @@ class RequestBuilder:
             attempt: the actor's samples.
             weights_from: the chain of instances that may pass the attempt's weights on.
             next_weights: newer versions that may be published meanwhile.
+            further_prompts: training prompts whose samples may be added.
         """
         sharing = sharing if attempt.weights == begun else None
         folder = self._folder.prefixes(step, purpose)
-        prompts = {sample.prompt for sample in attempt.samples} if purpose == "training" else set()
+        prompts = {*further_prompts, *(sample.prompt for sample in attempt.samples)} if purpose == "training" else set()
         return GenerationRequest(
             key=self._key(step, "generation", attempt.actor, attempt.number),
             result=join(attempt.sink, "result.json"),
@@ -188,6 +190,7 @@ class RequestBuilder:
             engine=self.engine,
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
             drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
+            draft_prompts=list(further_prompts) if self.drafts else [],
             environment=self._spec.environment,
             shelter=attempt.shelter,
             chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.environment else {},

@@ -56,6 +56,7 @@ async def generate_live(
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
             next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
+            further_prompts=plan.estimates,
         )
 
     def on_event(event: Event) -> None:

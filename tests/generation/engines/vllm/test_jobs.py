@@ -12,7 +12,7 @@ import yaml
 from rlhfless_functions import artifacts
 from tests.command_line import run_command, run_to_its_end
 from tests.generation.engines.shares import save_model
-from tests.training.asynchronous.test_loop import replayed
+from tests.training.asynchronous.test_loop import check_journal, replayed
 from tests.training.test_switching import SWITCHING, check_switched
 from tests.training.test_switching import switches_midway as switches_midway  # A fixture.
 from tests.training.whole_jobs import records_of, run_job
@@ -93,3 +93,23 @@ def test_responses_go_on_with_newer_weights_and_the_keys_and_values_of_older_one
     assert sum(each["generation/kept_responses"] for each in metrics) > 0
     assert sum(each["generation/kept_tokens"] for each in metrics) > 0
     assert "2 steps taken again: the same weights bit for bit" in replayed(job)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full weights", "an adapter"])
+def test_responses_of_one_batch_after_the_other_keep_the_weights_that_they_began_with(
+    tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    job = tiny_job(
+        model={"source": str(save_model(tmp_path / "model", tiny_model)), "dtype": "float32", "lora": lora},
+        generation={"engine": "vllm", "instances": {"min": 1, "max": 1}, "keepAlive": "10m"},
+        checkpoints={"keepRollouts": True},
+        limits={"stall": "250s"},
+        steps=4,
+        **{"async": {"maxStaleness": 1}},
+    )
+    assert run_job(job)["phase"] == "Succeeded"
+    assert max(check_journal(job, 4, 1)) > 0, "newer weights were swapped in"
+    metrics = [record["metrics"] for record in records_of(job) if record["step"]]
+    assert [each["generation/lost_instances"] for each in metrics] == [0] * 4
+    assert all(each["mismatch/mean_exp_abs"] < 1.2 for each in metrics)
+    assert "4 steps taken again: the same weights bit for bit" in replayed(job)

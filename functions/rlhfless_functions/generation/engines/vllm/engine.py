@@ -16,7 +16,7 @@ from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.generation.drafting.drafter import Drafter, DraftExperience
 from rlhfless_functions.generation.drafting.history import HistoryCache, HistoryLoader
 from rlhfless_functions.generation.drafting.index import MATCH
-from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_room, longest_prompt
+from rlhfless_functions.generation.engines.base import Growth, SequenceTask, check_room, longest_prompt, to_draft_for
 from rlhfless_functions.generation.engines.stop_strings import StopStrings
 from rlhfless_functions.generation.engines.vllm.adapters import Adapters
 from rlhfless_functions.generation.engines.vllm.arriving import ArrivingWeights, layout_of
@@ -319,7 +319,8 @@ class VllmEngine:
         held = self._loaded
         adapter = held.adapters.request if held.adapters is not None else None
         shared_as = str(held.weights) if self._settings.share_prefixes else None
-        drafted = self._drafted(held, tasks, sampling, room, longest, drafts) if drafts is not None else None
+        wanted = to_draft_for(tasks, growth)
+        drafted = self._drafted(held, wanted, sampling, room, longest, drafts) if drafts is not None else None
         self._keeps = keep_kv_cache
         salts = self._salts.of_run(keep=keep_kv_cache)
         self._run = VllmRun(
@@ -330,7 +331,7 @@ class VllmEngine:
     def _drafted(
         self,
         held: _Loaded,
-        tasks: Sequence[SequenceTask],
+        wanted: tuple[set[int], int],
         sampling: EngineSampling,
         room: EngineRoom,
         longest: int,
@@ -339,8 +340,9 @@ class VllmEngine:
         configuration = held.engine.vllm_config
         if configuration.speculative_config is None:
             return None
-        history = HistoryLoader(folders, {task.prompt for task in tasks}, held.tokenizer, self._history)
-        known_tokens = (1 + len(folders)) * len(tasks) * (sampling.max_response_tokens + MATCH)
+        prompts, sequences = wanted
+        history = HistoryLoader(folders, prompts, held.tokenizer, self._history)
+        known_tokens = (1 + len(folders)) * sequences * (sampling.max_response_tokens + MATCH)
         vocabulary = held.config.get_text_config().vocab_size
         drafter = Drafter(self._experience, room.sequences, longest + LONGEST_DRAFT, known_tokens, vocabulary, history)
         # vLLM measured the memory of passes with one draft for each request of a full batch.
