@@ -88,7 +88,6 @@ def test_steps_are_generated_ahead_and_the_replay_has_the_same_weights(
 
     async def noted(run: Any, task: Any, on_planned: Any) -> Any:
         under_way.append((task.step, task.policy.begun.version))
-        assert task.policy.newer_versions == most, "a group may be learnt from that many steps late"
         return await roll_out(run, task, on_planned)
 
     monkeypatch.setattr(rollouts_ahead, "roll_out", noted)

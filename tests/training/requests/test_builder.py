@@ -10,8 +10,6 @@ from rlhfless_functions.api import (
     LearnResult,
     Prompting,
     SampleTask,
-    SharedPrefix,
-    SharedPrefixes,
     WeightsReference,
 )
 from rlhfless_functions.learning.outputs import result_of, version_of
@@ -50,7 +48,7 @@ def test_drafts_are_made_from_the_newest_visits_of_the_shares_prompts_unless_the
         ({}, None),
     ):
         requests = RequestBuilder(job(generation=generation), JobFolder("runs/job"), "uid")
-        made = requests.generate(4, "training", requests.initial, None, None, history.steps_for, attempt_of(samples))
+        made = requests.generate(4, "training", None, None, history.steps_for, attempt_of(samples))
         assert made.drafts == wanted
         prepared = requests.prepare(4, "training", requests.initial, None, "chunk", 0, samples, ["part"], {3: 1})
         assert prepared.drafts == (None if wanted is None else "runs/job/drafts/step-000004/chunk.parquet")
@@ -63,23 +61,9 @@ def test_an_evaluation_drafts_from_the_newest_step_alone_and_leaves_nothing() ->
     history.generated(2, {4: [5]})
     evaluated = job(evaluation={"data": {"source": "heldout.jsonl"}}, generation={"drafting": "auto"})
     requests = RequestBuilder(evaluated, JobFolder("runs/job"), "uid")
-    made = requests.generate(2, "evaluation", requests.initial, None, None, history.steps_for, attempt_of(samples))
+    made = requests.generate(2, "evaluation", None, None, history.steps_for, attempt_of(samples))
     assert made.drafts == ["runs/job/drafts/step-000002"]
     assert requests.prepare(2, "evaluation", requests.initial, None, "c", 0, samples, ["part"], {}).drafts is None
-
-
-def test_only_requests_with_the_weights_that_the_step_began_with_share_prefixes() -> None:
-    class Shared:
-        def of(self, actor: str, samples: list[SampleTask], folder: str) -> SharedPrefixes:
-            prefix = SharedPrefix(prompt=samples[0].prompt, tokens=4, source=True)
-            return SharedPrefixes(folder=folder, prefixes=[prefix])
-
-    requests = RequestBuilder(job(), JobFolder("runs/job"), "uid")
-    for version in (0, 1):
-        attempt = attempt_of([SampleTask(prompt=3, index=0)], version)
-        made = requests.generate(2, "training", requests.initial, 0, Shared(), DraftHistory().steps_for, attempt)  # type: ignore[arg-type]
-        assert (made.weights.version, made.oldest_version) == (version, 0)
-        assert (made.shared_prefixes is not None) == (version == 0)
 
 
 def test_only_requests_that_keep_tokens_of_older_weights_keep_their_keys_and_values() -> None:
@@ -88,7 +72,7 @@ def test_only_requests_that_keep_tokens_of_older_weights_keep_their_keys_and_val
             job(**{"async": {"newWeights": "switch", "kvCache": kv_cache}}), JobFolder("runs/job"), "uid"
         )
         attempt = attempt_of([SampleTask(prompt=3, index=0)], 1)
-        request = made.generate(2, "training", made.initial, oldest, None, DraftHistory().steps_for, attempt)
+        request = made.generate(2, "training", oldest, None, DraftHistory().steps_for, attempt)
         assert request.keep_kv_cache == wanted
 
 
@@ -105,11 +89,8 @@ def test_a_request_names_the_versions_that_may_come_while_it_decodes(relays: str
     assert [each.weights_line for each in named] == lines[1:]
     assert requests.preload(first).weights_line == lines[0]
     assert requests.next_weights(first, 0, lambda version: []) == []
-    made = requests.generate(
-        4, "training", first, 0, None, DraftHistory().steps_for, attempt_of([SampleTask(prompt=3, index=0)], 1),
-        next_weights=named,
-    )  # fmt: skip
-    assert made.next_weights == named
+    attempt = attempt_of([SampleTask(prompt=3, index=0)], 1)
+    made = requests.generate(4, "training", 0, None, DraftHistory().steps_for, attempt)
     assert made.weights_line == lines[0]
 
 
@@ -157,7 +138,7 @@ def test_every_request_asks_for_heartbeats_well_within_the_longest_silence(stall
     initial = requests.initial
     made = [
         requests.materialize("training", 0),
-        requests.generate(1, "training", initial, None, None, DraftHistory().steps_for, attempt_of(samples)),
+        requests.generate(1, "training", None, None, DraftHistory().steps_for, attempt_of(samples)),
         requests.prepare(1, "training", initial, None, "chunk", 0, samples, ["part"], {0: 2}),
         requests.learn(RLHFJobStatus(uid="uid"), batch, [], SettingsHistory(), 1, checkpoint_due=True, attempt=0),
         requests.export(initial, "card", Prompting(), "runs/job/model", 0),

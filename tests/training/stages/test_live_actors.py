@@ -69,10 +69,12 @@ class LivePlatform:
     left: dict[Key, int] = field(default_factory=dict)
     """Passes that each sample needs still."""
     waits: object = None
+    requests: list[LiveRequest] = field(default_factory=list)
 
     async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         batch: dict[Key, str] = {}
         ended, version = False, request.weights.version
+        self.requests.append(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
 
@@ -156,7 +158,7 @@ class LivePlatform:
 
 def actors_on(platform: LivePlatform, is_last: Callable[[], bool] = lambda: False) -> LiveActors:
     use = Weights(
-        upcoming=lambda present: [],
+        upcoming=lambda present: [NextWeights(weights=weights_of(present.version + 1))],
         source=lambda present: NextWeights(weights=present),
         preload=lambda present: Preload(model=ModelSettings(source="m"), weights=present),
         on_use=lambda started, version, size: None,
@@ -248,6 +250,8 @@ async def test_newer_weights_are_sent_once_and_before_what_joins_with_them() -> 
     await running
     told = [line for line in platform.lines if isinstance(line, NewWeights)]
     assert [line.present.weights.version for line in told] == [4]
+    named = [*platform.requests[0].next_weights, *told[0].next_weights]
+    assert [each.weights.version for each in named] == [4, 5], "what may come next"
     assert {*platform.versions[1, 0, 0]} == {3, 4}
     assert rollout.outcome.switches == 1
     assert len(rollout.outcome.switch_pauses) == 1

@@ -14,8 +14,6 @@ class SamplingWeights:
     """Recorded weights at the start of the rollout."""
     newest: Callable[[], WeightsReference] | None = None
     """Returns the newest recorded weights, if requests may switch to them. Without it all requests use `begun`."""
-    newer_versions: int = 0
-    """Expected number of newer versions that may be published during a request."""
 
     @property
     def now(self) -> WeightsReference:

@@ -79,6 +79,7 @@ class RolloutsAhead:
         self._plan: PlanRecord | None = None
         """The newest plan."""
         self._planned = asyncio.Event()
+        # A step may learn from groups that many steps late, after those steps have made their weights.
         self._live = open_live_actors(run, settings.max_staleness, self._is_last)
         """The actors of all rollouts."""
         size, done = run.spec.batch.prompts_per_step, journal.status.step
@@ -367,12 +368,8 @@ class RolloutsAhead:
 
     def _weights(self, begun: BegunRollout) -> SamplingWeights:
         """Return the weights that the requests of a rollout sample with."""
-        # A step may learn from its groups that many steps late, after those steps have made their weights.
-        newer = self._settings.max_staleness
-        if self._settings.new_weights == "finish":
-            return SamplingWeights(begun.policy, newer_versions=newer)
         # The next driver would make a version again that is not written down.
-        return SamplingWeights(begun.policy, self._newest, newer)
+        return SamplingWeights(begun.policy, self._newest if self._settings.new_weights == "switch" else None)
 
     def _newest(self) -> WeightsReference:
         """Return the newest weights that are written down."""

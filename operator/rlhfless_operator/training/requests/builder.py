@@ -141,29 +141,24 @@ class RequestBuilder:
         self,
         step: int,
         purpose: Purpose,
-        begun: WeightsReference,
         oldest_version: int | None,
         sharing: PrefixSharing | None,
         draft_steps: Callable[[Collection[int]], Sequence[int]],
         attempt: ActorAttempt,
         *,
         weights_from: Sequence[str] = (),
-        next_weights: Sequence[NextWeights] = (),
         further_prompts: Collection[int] = (),
     ) -> GenerationRequest:
         """Make the request for an actor's unfinished samples.
 
         Args:
-            begun: the weights that the step's generation began with.
             oldest_version: the oldest weights whose tokens are kept; None for those of the attempt's weights only.
-            sharing: prefixes that the step's actors share, computed with the weights that it began with.
+            sharing: prefixes that the step's actors share.
             draft_steps: returns the steps whose responses may be like those to these training prompts.
             attempt: the actor's samples.
             weights_from: the chain of instances that may pass the attempt's weights on.
-            next_weights: newer versions that may be published meanwhile.
             further_prompts: training prompts whose samples may be added.
         """
-        sharing = sharing if attempt.weights == begun else None
         folder = self._folder.prefixes(step, purpose)
         prompts = {*further_prompts, *(sample.prompt for sample in attempt.samples)} if purpose == "training" else set()
         return GenerationRequest(
@@ -177,7 +172,6 @@ class RequestBuilder:
             keep_kv_cache=oldest_version is not None and self._spec.keeps_kv_cache,
             weights_from=list(weights_from) if self.relays_weights else None,
             weights_line=self.weights_line(attempt.weights.version),
-            next_weights=list(next_weights),
             prompts=self._folder.data(purpose),
             samples=attempt.samples,
             sampling=self._spec.sampling if purpose == "training" else self._spec.evaluation_sampling,

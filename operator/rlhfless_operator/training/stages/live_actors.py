@@ -298,10 +298,11 @@ class LiveActors:
         samples, weights = rollout.waiting.popleft(), rollout.weights
         sink, request = rollout.open_share(actor.name, weights, samples)
         live = LiveBatch(sequences=self._places, prompt_tokens=self._prompt_tokens)
-        actor.request = LiveRequest.of(request.model_copy(update={"live": live}))
+        upcoming = self._weights.upcoming(weights)
+        actor.request = LiveRequest.of(request.model_copy(update={"live": live, "next_weights": upcoming}))
         actor.shares[sink] = Share(rollout, {key_of(sample): sample for sample in samples})
         actor.sent = len(samples)
-        self._is_told(actor, weights, request.next_weights)
+        self._is_told(actor, weights, upcoming)
         return actor.request
 
     def _lost(self, share: Share, error: InstanceLostError | TaskFailedError | None) -> None:

@@ -49,13 +49,11 @@ async def generate_live(
         return run.requests.generate(
             step,
             "training",
-            weights.begun,
             weights.oldest_version,
             None,
             run.draft_history.steps_for,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
-            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
             further_prompts=plan.estimates,
         )
 

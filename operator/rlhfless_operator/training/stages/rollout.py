@@ -302,20 +302,18 @@ def _generation_settings(
     run: TrainingRun, task: RolloutTask, reads: ReadsOfVersion, sharing: PrefixSharing | None, away: Away | None
 ) -> GenerationSettings:
     tokens = run.prompts.tokens(task.purpose)
-    weights, draft_steps = task.policy, run.draft_history.steps_for
+    draft_steps = run.draft_history.steps_for
 
     def make_request(attempt: ActorAttempt) -> GenerationRequest:
         reads.asks(attempt.actor, attempt.weights.version)
         return run.requests.generate(
             task.step,
             task.purpose,
-            weights.begun,
-            weights.oldest_version,
+            None,
             sharing,
             draft_steps,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
-            next_weights=run.requests.next_weights(attempt.weights, weights.newer_versions, run.relays.chain),
         )
 
     return GenerationSettings(
@@ -324,7 +322,7 @@ def _generation_settings(
         retries=run.spec.limits.retries,
         prompt_tokens=tokens.__getitem__,
         make_request=make_request,
-        weights=weights.begun,
+        weights=task.policy.begun,
         away=away,
     )
 
