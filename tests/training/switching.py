@@ -92,7 +92,7 @@ def switch_midway(points: Collection[str] = (), deaths: Deaths | None = None) ->
                 if version > first and isinstance(event, Samples | Partial):
                     reached("continued")
 
-    async def never(actors: LiveActors, *, beside: int) -> None:
+    async def never(actors: LiveActors, *rollout: Any, beside: int) -> None:
         # A rollout begins when the one before it is complete, and so with all that it has to decode.
         await asyncio.Event().wait()
 

@@ -37,6 +37,7 @@ from rlhfless_functions.generation.engines.base import (
     SequenceKey,
     SequenceTask,
 )
+from rlhfless_functions.generation.live_versions import check_goes_on, check_joins
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.reading import Read, announce, read_share
 from rlhfless_functions.generation.rollout_files import RolloutPublisher
@@ -140,8 +141,7 @@ class LiveBatch:
         return self._result()
 
     def _decode(self) -> None:
-        told = told_places = self._clock()
-        settled = self._prefetcher.settled
+        told, told_places, settled = (now := self._clock()), now, self._prefetcher.settled
         try:
             while self._context.stop_reason is None:
                 self._hear()
@@ -153,8 +153,7 @@ class LiveBatch:
                 for share in self._shares.values():
                     share.flush(now)
                 if now - told >= self._request.progress_seconds or self._prefetcher.settled != settled:
-                    told = told_places = now
-                    settled = self._prefetcher.settled
+                    told, told_places, settled = now, now, self._prefetcher.settled
                     self._tell()
                 elif now - told_places >= self._request.progress_seconds * PLACES_SHARE and self._places_changed:
                     told_places = now
@@ -227,7 +226,7 @@ class LiveBatch:
         """Let samples join the batch. If that fails, their share leaves it, and no other."""
         sink = line.request.sink if isinstance(line, Join) else line.sink if isinstance(line, AddSamples) else ""
         try:
-            self._check_version(self._requests[sink])
+            check_joins(self._requests[sink], self._version)
             with store_errors():
                 read = reading.result()
                 if isinstance(line, Join):
@@ -241,15 +240,6 @@ class LiveBatch:
                 self._admit(sink, tasks, joins=isinstance(line, Join))
         except TaskError as error:
             self._fail(sink, error)
-
-    def _check_version(self, request: GenerationRequest) -> None:
-        """Refuse samples that keep to one version of the weights, if the batch has another one."""
-        if request.oldest_version is None and request.weights.version != self._version:
-            raise TaskError(
-                "bad_request",
-                f"live: samples of weights version {request.weights.version} can't join a batch of version"
-                f" {self._version}; send a weights line before, or set oldest_version",
-            )
 
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
         context = self._context_of(request.sink)
@@ -329,12 +319,7 @@ class LiveBatch:
         run, version = self._run, line.present.weights.version
         if version == self._version:
             return
-        if version < self._version and self._tasks:
-            raise TaskError(
-                "bad_request",
-                f"live: responses of weights version {self._version} can't go on with version {version}, which is"
-                " older; let them leave the batch first",
-            )
+        check_goes_on(len(self._tasks), self._version, version)
         began = self._clock()
         unfinished = run.unfinished() if run is not None else []
         if run is not None:
