@@ -124,6 +124,22 @@ def test_the_next_step_is_generated_while_the_longest_response_of_this_one_goes_
     assert "4 steps taken again: the same weights bit for bit" in replayed(file)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_start")
+def test_the_last_samples_are_gathered_and_are_what_they_would_have_been(tiny_job: MakeJob) -> None:
+    """Of a version, so that another actor takes newer weights, or of the job."""
+    sampling = {"maxPromptTokens": 16, "maxResponseTokens": 400}
+    settings = {"sampling": sampling, "generation": {"flush": "1ms"}, "limits": {"stall": "250s"}}
+    file = tiny_job("gathered", **AHEAD, **settings, planning={"policy": "even"}, steps=3)
+    assert run_job(file)["phase"] == "Succeeded"
+    check_journal(file, 3, 1)
+    check_prompts(file)
+    metrics = [record["metrics"] for record in records_of(file) if record["step"]]
+    assert sum(each["generation/moved_samples"] for each in metrics) > 0
+    assert sum(each["generation/lost_instances"] for each in metrics) == 0
+    assert "3 steps taken again: the same weights bit for bit" in replayed(file)
+
+
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(
     "algorithm",
