@@ -6,7 +6,14 @@ from rlhfless_operator.records.status import CheckpointStatus
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.instances.capacity import Capacity
 from rlhfless_operator.training.journal.step_journal import StepJournal
-from tests.training.whole_jobs import MakeJob, assert_same_final_weights, records_of, run_job, status_of
+from tests.training.whole_jobs import (
+    MakeJob,
+    assert_same_final_weights,
+    folder_of,
+    records_of,
+    run_job,
+    status_of,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
@@ -37,7 +44,9 @@ def test_learners_that_come_and_go_with_each_step_make_the_weights_of_one_that_s
     assert_same_final_weights(goes, stays)
     _, _, *later = records_of(goes)
     for record in later:
-        assert "seconds/load" in record["metrics"], "a fresh learner"
+        assert record["metrics"].keys() & {"seconds/load", "seconds/taken_up"}, "a fresh learner"
     assert [checkpoint.step for checkpoint in saved] == [1, 2]
     assert status_of(goes)["checkpoint"]["step"] == STEPS
+    checkpoints = [path.name for path in (folder_of(goes) / "checkpoints").iterdir()]
+    assert checkpoints == [f"step-{STEPS:06d}"], "what learners saved is none of the user's checkpoints"
     assert all("seconds/load" not in record["metrics"] for record in records_of(stays)[2:])

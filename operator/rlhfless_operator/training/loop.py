@@ -97,7 +97,7 @@ async def take_step(
     async with Learning(run, journal, step) as learning:
 
         def on_forecast(left: float) -> bool:
-            return letting_go.consider(left) or learning.taking_up.consider(left)
+            return letting_go.consider(learning.has_work_in(left)) or learning.starts_by_itself(left)
 
         task = RolloutTask(step, "training", policies, journal.status.critic, on_forecast=on_forecast)
         rollout = await roll_out(run, task, learning.expect)

@@ -82,11 +82,6 @@ class TrainingRun:
         return self.spec.asynchronous is None and not self.capacity.sleeps
 
     @property
-    def lets_learners_go(self) -> bool:
-        """Whether the forecast decides on learners, too. One that follows preparation has a pace of its own."""
-        return self.follows_forecasts and not self.requests.learns_in_pieces
-
-    @property
     def learner_preload(self) -> Preload:
         """Model that a fresh learner loads before it reads a checkpoint."""
         return Preload(model=self.spec.model, weights=self.requests.initial)

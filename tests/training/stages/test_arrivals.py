@@ -31,13 +31,13 @@ def test_a_learner_begins_on_a_backlog_and_not_before(tmp_path: Path, clock: lis
     found = Arrivals(FORECAST, journal)
     journal.prepared(samples(1), "first")
     clock[0] = 50.0 + 12
-    assert not found.suffice(PACE, 0)
+    assert found.suffice_in(PACE, 0) > 0
     journal.prepared(samples(2), "second")
-    assert found.suffice(PACE, 0), "7 s of work are worth more than three starts of 2 s"
-    assert not found.suffice(PACE, 1), "but 4 s are not"
+    assert found.suffice_in(PACE, 0) <= 0, "7 s of work are worth more than three starts of 2 s"
+    assert found.suffice_in(PACE, 1) > 0, "but 4 s are not"
     # Where it begins at 94 s it is done with the backlog when the last group comes.
     clock[0] = 50.0 + 95
-    assert found.suffice(PACE, 1)
+    assert found.suffice_in(PACE, 1) <= 0
 
 
 def test_a_learner_is_let_go_that_has_done_all_there_is_and_would_wait_for_long(

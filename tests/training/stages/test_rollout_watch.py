@@ -53,7 +53,9 @@ class Asked:
 class Rollout:
     """Twelve groups of one sample on one actor, each of 100 tokens by the forecast, and a watch."""
 
-    def __init__(self, known: dict[str, float], purpose: Purpose = "training", *, lets_go: bool = False) -> None:
+    def __init__(
+        self, known: dict[str, float], purpose: Purpose = "training", *, lets_go: bool = False, follows: bool = False
+    ) -> None:
         self.remaining = dict.fromkeys(range(GROUPS), 100.0)
         self.migration = Migration(None, lambda key, tokens: (self.remaining[key[0]], 0.0))
         self.generated, self.prepared, self.asked = GenerationOutcome(sinks=[]), PreparationOutcome(), Asked()
@@ -66,7 +68,7 @@ class Rollout:
             cost_model=SimpleNamespace(history=history, latency=LATENCY),
             learners=SimpleNamespace(now=1),
             learner_preload=None,
-            lets_learners_go=True,
+            requests=SimpleNamespace(learns_in_pieces=follows),
             prompts=SimpleNamespace(tokens=lambda purpose: [0] * GROUPS),
             spec=SimpleNamespace(sampling=SimpleNamespace(max_response_tokens=LONGEST)),
         )
@@ -180,6 +182,16 @@ async def test_preparation_begins_when_it_can_work_without_a_pause_to_the_end() 
     rollout.finishes(0, 1)
     await rollout.look()
     assert rollout.asked.of("prepares") == [(1,)]
+
+
+async def test_preparation_begins_earlier_where_a_learner_follows_it() -> None:
+    for follows in (False, True):
+        rollout = Rollout({"preparation/token": 0.005, "learning/token": 0.009}, follows=follows)
+        rollout.begins()
+        rollout.finishes(0, 1)
+        rollout.reports(20, 98.0)
+        await rollout.look()
+        assert rollout.asked.of("prepares") == ([(1,)] if follows else []), "9.8 s of generation, 10.8 s of learning"
 
 
 async def test_preparation_of_an_unknown_rate_begins_with_the_first_groups() -> None:

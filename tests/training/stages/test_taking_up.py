@@ -88,15 +88,32 @@ def any_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_begins_as_long_before_the_batch_as_a_start_and_the_loading_take() -> None:
     job = Job()
-    assert not job.taking_up.consider(START + LOAD + 0.1)
+    assert not job.taking_up.consider(START + LOAD + 100.0)
+    await asyncio.sleep(0.01)
     assert job.uses == []
     assert job.taking_up.consider(START + LOAD)
     await job.ends()
     assert job.uses == [("learning", 1), ("learning", 0)], "it waits for its batch without work"
-    assert job.taking_up.seconds == 5.0
+    assert job.taking_up.metrics == {"seconds/taken_up": 5.0}
     assert job.loads == [4.0]
     assert job.states == ["switching"], "loading is no work on the step"
     assert not job.taking_up.consider(0.0), "once a step"
+
+
+async def test_it_needs_no_further_look_to_begin() -> None:
+    job = Job()
+    assert not job.taking_up.consider(START + LOAD + 0.01)
+    await asyncio.sleep(0.1)
+    await job.ends()
+    assert job.taking_up.metrics == {"seconds/taken_up": 5.0}
+
+
+async def test_it_does_not_begin_once_the_step_has_a_learner() -> None:
+    job = Job()
+    job.taking_up.consider(START + LOAD + 0.01)
+    job.begun = True
+    await asyncio.sleep(0.1)
+    assert job.uses == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +149,7 @@ async def test_a_learner_that_is_lost_is_given_up_and_noted() -> None:
     await job.ends()
     assert job.uses == [("learning", 1), ("learning", -1)]
     assert job.notes == ["step 4: the learner's state is not loaded ahead: it is gone"]
-    assert job.taking_up.seconds is None
+    assert job.taking_up.metrics == {}
 
 
 async def test_a_step_that_ends_leaves_no_task_behind() -> None:

@@ -20,6 +20,8 @@ class Arrivals:
 
     def __init__(self, forecast: GroupForecast, journal: PieceJournal) -> None:
         self._ready = forecast.ready
+        self.time_price = forecast.time_price
+        """Instance-seconds of the learner that a second of the step is worth."""
         self._learning = forecast.learning
         self._journal = journal
         self._began = time.monotonic()
@@ -29,15 +31,15 @@ class Arrivals:
         """Time at which the last group of all is expected, in seconds into the step."""
         return max(self._ready.values())
 
-    def suffice(self, pace: LearnerPace, done: int) -> bool:
-        """Return whether a learner that has finished so many pieces should begin now."""
+    def suffice_in(self, pace: LearnerPace, done: int) -> float:
+        """Return the seconds until a learner that has finished so many pieces should be asked for; 0 for now."""
         pieces = list(self._journal.pieces)
         backlog = sum(self._learning.get(prompt, 0.0) for prompt in _prompts(pieces[done:]))
         coming = self._ready.keys() - _prompts(pieces)
         expected = np.array([self._ready[prompt] for prompt in coming], dtype=np.float64)
         work = np.array([self._learning[prompt] for prompt in coming], dtype=np.float64)
         now = time.monotonic() - self._began
-        return pace.begins(now, backlog, expected, work) <= now
+        return pace.begins(now, backlog, expected, work) - now
 
     def are_late(self, pace: LearnerPace, done: int | None) -> bool:
         """Return whether to let a learner go that waits after so many pieces; None stands for one that does not

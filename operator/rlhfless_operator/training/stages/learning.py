@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from rlhfless_functions.api import BatchReference, Event, LearnRequest, LearnResult, Learnt, Published, Started, Waiting
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.planner.step.pace import LOOK_SECONDS
+from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
 from rlhfless_operator.records.mismatch import EXPLAINED
 from rlhfless_operator.records.status import LearnersStatus
@@ -58,6 +58,8 @@ class Learning:
         """Number of attempts so far."""
         self._listener = _Listener(journal)
         self._damaged = DamagedCheckpoints(run, journal)
+        self._arrivals: Arrivals | None = None
+        """Groups that a learner follows."""
         self._prepared_at: float | None = None
         """Time at which preparation ended, if the learner began before."""
         self.taking_up = TakingUp(run, journal, step, lambda: self._asked)
@@ -72,8 +74,18 @@ class Learning:
         """
         groups = plan.planned.groups
         if groups is not None:
-            arrivals = Arrivals(groups, pieces)
-            self._task = asyncio.create_task(self._follow(batch, pieces.folder, arrivals, groups.time_price))
+            self._arrivals = Arrivals(groups, pieces)
+            self._task = asyncio.create_task(self._follow(batch, pieces.folder, self._arrivals))
+
+    def has_work_in(self, left: float) -> float:
+        """Return the seconds until a learner that is there has work, if all is prepared in `left`."""
+        if self._arrivals is None or self._asked:
+            return left
+        return min(left, self._arrivals.suffice_in(self._pace(self._arrivals, held=True), 0))
+
+    def starts_by_itself(self, left: float) -> bool:
+        """Return whether a learner follows, or starts and loads its state as all is prepared in `left` seconds."""
+        return self._arrivals is not None or self.taking_up.consider(left)
 
     async def begin(self, batch: BatchReference) -> None:
         """Begin with the whole batch, unless a learner follows it already. Return once the learner is at work.
@@ -167,7 +179,7 @@ class Learning:
         learned = await self._task
         run = self._run
         run.progress.over("learning", self._step)
-        more = run.weights_traffic.take()
+        more = run.weights_traffic.take() | self.taking_up.metrics
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
         learned = _with_more(learned, more)
@@ -176,16 +188,12 @@ class Learning:
         # Unless it is kept, its successor repeats the steps since the newest checkpoint.
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
-        if (taken_up := self.taking_up.seconds) is not None:
-            learned = _with_more(learned, {"seconds/taken_up": taken_up})
         if learned.checkpoint is not None:
             run.learners.recover()
-        costs = run.cost_model
-        alone = run.learners.now == 1
+        costs, alone = run.cost_model, run.learners.now == 1
         restart = costs.letting_go_seconds(again) if alone else costs.restart_seconds(again)
         # The watch of the next rollout decides, which knows when the next step is learnt.
-        undecided = run.lets_learners_go
-        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=undecided)
+        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=run.follows_forecasts)
         return learned
 
     async def __aenter__(self) -> Self:
@@ -208,20 +216,21 @@ class Learning:
         """Number of steps that a fresh learner repeats before this one."""
         return self._step - 1 - self._journal.checkpoint_step
 
-    async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals, time_price: float) -> LearnResult:
+    def _pace(self, arrivals: Arrivals, *, held: bool) -> LearnerPace:
+        price, last = arrivals.time_price, arrivals.last_seconds
+        return self._run.cost_model.learner_pace(self._steps_again, held=held, time_price=price, last_seconds=last)
+
+    async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals) -> LearnResult:
         """Have the batch learnt from as it comes, in as many attempts as are worth it."""
         run, listener = self._run, self._listener
         done = 0
         while True:
-            held = run.capacity.holds("learning")
-            pace = run.cost_model.learner_pace(
-                self._steps_again, held=held, time_price=time_price, last_seconds=arrivals.last_seconds
-            )
-            while not arrivals.suffice(pace, done):
+            # Meanwhile a learner may be let go.
+            while arrivals.suffice_in(pace := self._pace(arrivals, held=run.capacity.holds("learning")), done) > 0:
                 await asyncio.sleep(LOOK_SECONDS)
             attempt = asyncio.create_task(self._take_step(batch, following=folder))
             try:
-                while not attempt.done() and not arrivals.are_late(pace, listener.waits_after):
+                while not attempt.done() and (run.capacity.stays or not arrivals.are_late(pace, listener.waits_after)):
                     await asyncio.wait([attempt], timeout=LOOK_SECONDS)
                 done = listener.waits_after or done
             finally:

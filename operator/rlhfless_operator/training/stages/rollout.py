@@ -212,7 +212,7 @@ async def generate_and_prepare(
         watch = RolloutWatch(run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast)
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
-        if task.purpose == "training" and not run.lets_learners_go:
+        if task.purpose == "training" and not run.follows_forecasts:
             await expect_learner(run, plan.planned.expected_generation_seconds)
         generated_at = time.monotonic()
 

@@ -26,8 +26,9 @@ _LATE_SHARE = 0.05
 class RolloutWatch:
     """Forecasts when a rollout is complete, from the plan and then from what its actors report.
 
-    Preparation begins when what it has to do takes as long as what is left of generation. So it works without a pause,
-    and ends no later than if it had begun at once. It is let go while it would wait for longer than a start costs.
+    Preparation begins when what it has to do takes as long as what is left of generation, or earlier where a learner
+    follows it. So it works without a pause, and ends no later than if it had begun at once. It is let go while it would
+    wait for longer than a start costs.
 
     Args:
         run: the job in hand.
@@ -88,7 +89,7 @@ class RolloutWatch:
             looked = time.monotonic()
             # The first assesses the samples.
             generation, preparation = self._generation_seconds(), self._preparation_seconds()
-            await self._pace(generation - preparation)
+            await self._pace(generation - max(preparation, self._followed_seconds()))
             left = max(generation + self._last_chunk(preparation), preparation)
             await self._foresee(left)
             now = time.monotonic()
@@ -99,7 +100,7 @@ class RolloutWatch:
         run, capacity, history = self._run, self._run.capacity, self._run.cost_model.history
         # The learner's work comes after the rollout that follows an evaluation.
         learning = left if self._trains else left + history.mean("rollout")
-        if run.lets_learners_go and not self._on_forecast(learning) and self._trains:
+        if not self._on_forecast(learning) and self._trains:
             await capacity.expect("learning", run.learners.now, run.learner_preload, within=learning)
         # In the first step nothing is known of learning: then this is the earliest moment.
         later = left + history.mean("learning")
@@ -136,16 +137,23 @@ class RolloutWatch:
 
     def _preparation_seconds(self) -> float:
         """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
-        token_seconds, done = self._preparation_token_seconds(), self._prepared.groups
-        if not token_seconds:
-            return 0.0
+        return self._unprepared_tokens() * self._preparation_token_seconds() / self._preparers.actors
+
+    def _unprepared_tokens(self) -> float:
+        """Return the tokens of all samples whose groups are not prepared yet."""
+        done = self._prepared.groups
         tokens = sum(
             self._prompt_tokens[prompt] + length
             for (prompt, _), length in self._generated.lengths.items()
             if prompt not in done
         )
-        left = tokens + sum(sample.context + sample.remaining for _, sample in self._samples)
-        return left * token_seconds / self._preparers.actors
+        return tokens + sum(sample.context + sample.remaining for _, sample in self._samples)
+
+    def _followed_seconds(self) -> float:
+        """Return the seconds of learning that follows preparation, and that needs prepared groups so much earlier."""
+        if not self._trains or not self._run.requests.learns_in_pieces:
+            return 0.0
+        return self._unprepared_tokens() * self._run.cost_model.history.mean("learning/token")
 
     def _preparation_token_seconds(self) -> float:
         """Return the seconds of preparing a token, by earlier steps or else by this rollout; 0 if nothing is known."""

@@ -31,27 +31,36 @@ class TakingUp:
         self._step = step
         self._has_begun = has_begun
         self._task: asyncio.Task[None] | None = None
-        self.seconds: float | None = None
-        """Seconds that loading the state and repeating steps took; None if it was not done ahead."""
+        self._begun = False
+        self.metrics: dict[str, float] = {}
+        """Metrics of the step, if the state was loaded ahead."""
 
     @property
     def is_under_way(self) -> bool:
         """A learner starts or loads."""
-        return self._task is not None and not self._task.done()
+        return self._begun and self._task is not None and not self._task.done()
 
     def consider(self, within: float) -> bool:
-        """Begin if the step is learnt in so many seconds, there is no learner, and it would take as long to have one.
+        """Begin so early that a learner has its state in so many seconds, unless there is one. A later call corrects it
+        until then.
 
         Return whether a learner starts or loads.
         """
+        if self._begun:
+            return self.is_under_way
         run = self._run
         again = self._step - 1 - self._journal.checkpoint_step
         loading = run.cost_model.taking_up_seconds(again)
         alone = run.learners.now == 1 and not run.spec.chooses_learners
-        lead = run.capacity.startup_seconds("learning") + loading
-        if self._task is None and alone and loading and within <= lead and not run.capacity.holds("learning"):
-            self._task = asyncio.create_task(self._take_up(again))
-        return self.is_under_way
+        if not alone or not loading:
+            return False
+        if self._task is not None:
+            self._task.cancel()
+        # Looks may be far between.
+        early = within - run.capacity.startup_seconds("learning") - loading
+        self._begun = early <= 0 and self._may_begin()
+        self._task = asyncio.create_task(self._begin_in(max(0.0, early), again))
+        return self._begun
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,6 +69,15 @@ class TakingUp:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _may_begin(self) -> bool:
+        return not self._has_begun() and not self._run.capacity.holds("learning")
+
+    async def _begin_in(self, seconds: float, again: int) -> None:
+        await asyncio.sleep(seconds)
+        self._begun = self._begun or self._may_begin()
+        if self._begun:
+            await self._take_up(again)
 
     async def _take_up(self, again: int) -> None:
         run, journal, step = self._run, self._journal, self._step
@@ -92,7 +110,7 @@ class TakingUp:
                     elif isinstance(event, Done):
                         result = TakeUpResult.model_validate(event.result)
                         run.cost_model.taken_up(result.load_seconds)
-                        self.seconds = result.load_seconds + result.replay_seconds
+                        self.metrics["seconds/taken_up"] = result.load_seconds + result.replay_seconds
         except (InstanceLostError, TaskFailedError) as error:
             run.progress.note(f"step {step}: the learner's state is not loaded ahead: {error}")
             if not self._has_begun():
