@@ -140,6 +140,15 @@ def test_several_documents_are_checked_and_one_fault_is_enough_to_fail(tiny_job:
     assert validate(good, good).exit_code == 0
 
 
+def test_it_says_which_options_make_two_runs_differ(tiny_job: MakeJob) -> None:
+    whole = {"batch": {"minibatchSamples": None}}
+    overlapped = tiny_job("overlapped", learning={"overlap": "auto"}, **whole)
+    assert "  depends on timing: spec.learning.overlap: auto — the last bits" in validate(overlapped).stdout
+    ahead = json.loads(validate("--json", tiny_job("ahead", **{"async": {}})).stdout)
+    assert [line.split(" — ")[0] for line in ahead[0]["timing"]] == ["spec.async"]
+    assert "depends on timing" not in validate(tiny_job("never")).stdout
+
+
 def test_json_has_an_object_for_each_document(tiny_job: MakeJob) -> None:
     good, wrong = tiny_job("good", generation={"drafting": "auto"}), tiny_job("wrong", step=3)
     result = validate("--json", good, wrong)
@@ -152,6 +161,7 @@ def test_json_has_an_object_for_each_document(tiny_job: MakeJob) -> None:
         "faults": [],
         "not_checked": [],
         "experimental": ["spec.generation.drafting: auto"],
+        "timing": [],
     }
     assert (second["file"], second["valid"]) == (str(wrong), False)
     (fault,) = second["faults"]

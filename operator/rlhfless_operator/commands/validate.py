@@ -49,6 +49,7 @@ def _check(job_file: Path, settings: Sequence[str], prompts: int | None, *, quie
     """
     from rlhfless_operator.job.reading.experimental import experimental_options
     from rlhfless_operator.job.reading.file_contents import not_checked
+    from rlhfless_operator.job.reading.timing import depends_on_timing
 
     try:
         job = load_job(job_file, packages=True, settings=settings)
@@ -61,6 +62,7 @@ def _check(job_file: Path, settings: Sequence[str], prompts: int | None, *, quie
         ]
         return {"file": str(job_file), "valid": False, "faults": faults}
     unchecked, experimental = not_checked(job, job_file.parent), experimental_options(job.spec)
+    timing = depends_on_timing(job.spec)
     checked = []
     if prompts is not None:
         from rlhfless_operator.local import data_check
@@ -76,6 +78,8 @@ def _check(job_file: Path, settings: Sequence[str], prompts: int | None, *, quie
             typer.echo(f"  not checked: {line}")
         for option in experimental:
             typer.echo(f"  experimental: {option} — off by default, and no gain on GPUs or a real cluster is shown yet")
+        for line in timing:
+            typer.echo(f"  depends on timing: {line}")
         for each in checked:
             for line in data_check.describe(each):
                 typer.echo(line)
@@ -83,4 +87,5 @@ def _check(job_file: Path, settings: Sequence[str], prompts: int | None, *, quie
                 complain(f"{job_file}: {each.field}: {fault}")
     found = {"file": str(job_file), "valid": valid, "name": job.metadata.name, "faults": []}
     datasets = [{"field": each.field, **each.result.model_dump(mode="json")} for each in checked]
-    return found | {"not_checked": unchecked, "experimental": experimental} | ({"data": datasets} if checked else {})
+    found |= {"not_checked": unchecked, "experimental": experimental, "timing": timing}
+    return found | ({"data": datasets} if checked else {})
