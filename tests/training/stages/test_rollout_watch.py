@@ -147,6 +147,26 @@ async def test_preparation_that_takes_longer_than_generation_decides_on_the_end(
     assert rollout.asked.of("expect")[-1][-1] == 6 * 100 * 0.02
 
 
+async def test_a_chunk_that_is_being_prepared_is_nearer_to_its_end_at_each_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise what starts beside it would be put off until it is done."""
+    now = [100.0]
+    rollout = Rollout({"preparation/token": 0.02})
+    rollout.begins()
+    rollout.finishes(*range(GROUPS))
+    monkeypatch.setattr(rollout_watch.time, "monotonic", lambda: now[0])
+    await rollout.look()
+    rollout.asked.works = True
+    for passed, left in ((5.0, 19.0), (20.0, 4.0), (60.0, 0.0)):
+        now[0] = 100.0 + passed
+        await rollout.look()
+        assert rollout.asked.of("expect")[-1][-1] == pytest.approx(left)
+    rollout.is_prepared(*range(6))
+    await rollout.look()
+    assert rollout.asked.of("expect")[-1][-1] == pytest.approx(12.0), "the next chunk has just begun"
+
+
 async def test_in_the_first_step_the_rate_of_preparation_is_that_of_its_first_groups() -> None:
     rollout = Rollout({})
     rollout.begins()

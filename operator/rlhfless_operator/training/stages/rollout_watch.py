@@ -65,6 +65,8 @@ class RolloutWatch:
         self._prepares = False
         self._is_generated = False
         self._chunk_seconds = 0.0
+        self._done, self._works_since = 0, 0.0
+        """Groups that were prepared at the last look, and the moment since which instances prepare more."""
 
     @asynccontextmanager
     async def under_way(self) -> AsyncIterator[None]:
@@ -137,7 +139,12 @@ class RolloutWatch:
 
     def _preparation_seconds(self) -> float:
         """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
-        return self._unprepared_tokens() * self._preparation_token_seconds() / self._preparers.actors
+        whole = self._unprepared_tokens() * self._preparation_token_seconds() / self._preparers.actors
+        # A chunk counts as prepared once all of it is.
+        now, done = time.monotonic(), len(self._prepared.groups)
+        if done != self._done or not self._preparers.works:
+            self._done, self._works_since = done, now
+        return max(0.0, whole - (now - self._works_since))
 
     def _unprepared_tokens(self) -> float:
         """Return the tokens of all samples whose groups are not prepared yet."""
