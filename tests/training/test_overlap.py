@@ -26,12 +26,14 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.settings_history import SettingsHistory
-from rlhfless_operator.records.status import RLHFJobStatus
+from rlhfless_operator.records.status import CheckpointStatus, RLHFJobStatus
 from rlhfless_operator.training.actors.generated import CompleteGroup
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.instances.capacity import Capacity
 from rlhfless_operator.training.journal import step_journal
 from rlhfless_operator.training.journal.ledger import Ledger
+from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.builder import RequestBuilder
 from rlhfless_operator.training.stages import rollout
 from tests.command_line import run_command
@@ -68,7 +70,7 @@ class Overlap:
         *,
         lets_go: bool = False,
     ) -> None:
-        self.waits = 0
+        self.waits = self.steps = 0
         self._working: set[str] = set()
         self._on_waiting = on_waiting
         self._heard = asyncio.Event()
@@ -87,6 +89,7 @@ class Overlap:
 
         def prepare_late(platform: Any, groups: AsyncIterator[CompleteGroup], expected: int, *rest: Any, **named: Any):
             self._heard.clear()
+            self.steps += 1
             return prepare(platform, self._last_held_back(groups, expected), expected, *rest, **named)
 
         monkeypatch.setattr(CostModel, "plan", plan_early)
@@ -270,6 +273,33 @@ def test_a_learner_that_waits_for_long_is_let_go_and_asked_again(
     file = tiny_job("let-go", **OVERLAPPED)
     run_job(file)
     assert len(waited) > 1
+    learn_again(file, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_a_learner_that_follows_saves_its_state_between_steps_and_another_goes_on(
+    tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    save = StepJournal.saved
+
+    def observe(journal: StepJournal, checkpoint: CheckpointStatus) -> None:
+        saved.append(checkpoint.step)
+        save(journal, checkpoint)
+
+    overlap = Overlap(monkeypatch)
+    # Each step has work for a learner once the one of the step before has gone.
+    monkeypatch.setattr(
+        LearnerPace, "begins", lambda pace, now, *rest: now if len(saved) >= overlap.steps - 1 else now + 100
+    )
+    monkeypatch.setattr(Capacity, "switch_seconds", lambda capacity, stage: 1.0)
+    monkeypatch.setattr(CostModel, "saves_state", lambda costs, steps: True)
+    monkeypatch.setattr(CostModel, "letting_go_seconds", lambda costs, steps: 0.0)
+    monkeypatch.setattr(StepJournal, "saved", observe)
+    file = tiny_job("saves", **{**OVERLAPPED, "steps": 3})
+    run_job(file)
+    assert saved == [1, 2]
+    assert overlap.waits >= 3
     learn_again(file, tmp_path / "again")
 
 
