@@ -47,6 +47,15 @@ def limits_of(spec: RLHFJobSpec, actors: ActorRange, room: EngineRoom | None) ->
     return Limits(actors.least, actors.most, kv_tokens, max_batch)
 
 
+def price_of(spec: RLHFJobSpec, stage: Stage) -> float:
+    """Return the price of an instance of a stage in instances of generation: that of its GPUs if the job names no
+    price."""
+    if spec.prices.given:
+        return price_ratio(spec.instance_prices, stage)
+    own, others = spec.instance_gpus[stage], spec.instance_gpus["generation"]
+    return own / others if own and others else 1.0
+
+
 def holding_of(
     spec: RLHFJobSpec, history: History, there: Mapping[Stage, int], switch_seconds: Mapping[Stage, float]
 ) -> StagesHolding | None:
@@ -58,9 +67,8 @@ def holding_of(
     """
     if not (learning_seconds := history.mean("learning")):
         return None
-    prices = spec.instance_prices
     generation, preparation, learning = (
-        Staying(there[stage], switch_seconds[stage], price_ratio(prices, stage)) for stage in STAGES
+        Staying(there[stage], switch_seconds[stage], price_of(spec, stage)) for stage in STAGES
     )
     # Instances of generation start while the step before is learnt.
     late = max(0.0, history.mean("startup/generation") - learning_seconds)
@@ -84,14 +92,13 @@ def training_of(
     """
     preparation = spec.preparation.instances
     accumulation = history.mean("learning/token") if follows else 0.0
-    prices = spec.instance_prices
     return Training(
         gpus=1,
         token_gpu_seconds=history.mean("preparation/token"),
         start_seconds=0.0,
         update_seconds=0.0,
-        preparation_price=price_ratio(prices, "preparation"),
-        learning_price=price_ratio(prices, "learning"),
+        preparation_price=price_of(spec, "preparation"),
+        learning_price=price_of(spec, "learning"),
         preparers=tuple(sizes(preparation.min, preparation.max)),
         preparer_idle_seconds=idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),

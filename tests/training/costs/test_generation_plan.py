@@ -1,0 +1,52 @@
+"""What plans count an instance of a stage as."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfless_operator.job.reading.validation import load_job
+from rlhfless_operator.planner.history import History
+from rlhfless_operator.training.costs.generation_plan import holding_of, price_of
+
+
+def gpus(count: int) -> dict[str, Any]:
+    return {"pods": {"resources": {"limits": {"nvidia.com/gpu": str(count)}}}}
+
+
+ON_GPUS: dict[str, Any] = {"generation": gpus(2), "preparation": gpus(1), "learning": {**gpus(4), "processes": 4}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "prices"),
+    [
+        ({}, (1.0, 1.0)),
+        (ON_GPUS, (0.5, 2.0)),
+        ({**ON_GPUS, "prices": {"instanceHour": "3"}}, (1.0, 1.0)),
+        ({**ON_GPUS, "prices": {"stages": {"generation": "1", "preparation": "3", "learning": "5"}}}, (3.0, 5.0)),
+    ],
+    ids=["no GPUs", "GPUs", "the same price", "other prices"],
+)
+def test_an_instance_counts_by_its_price_and_by_its_gpus_where_there_is_none(
+    spec: dict[str, Any], prices: tuple[float, float], tiny_job: Callable[..., Path]
+) -> None:
+    job = load_job(tiny_job(**{"prices": {"instanceHour": "0"}, **spec})).spec
+    assert (price_of(job, "preparation"), price_of(job, "learning")) == prices
+
+
+def test_nothing_is_held_before_a_step_was_learnt_and_a_start_that_learning_hides_makes_nothing_late(
+    tiny_job: Callable[..., Path],
+) -> None:
+    job, history = load_job(tiny_job()).spec, History()
+    there, switches = (
+        dict.fromkeys(("generation", "preparation", "learning"), 1),
+        dict.fromkeys(("generation", "preparation", "learning"), 9.0),
+    )
+    history.add("startup/generation", 30.0)
+    assert holding_of(job, history, there, switches) is None  # type: ignore[arg-type]
+    for learning, late in ((8.0, 22.0), (92.0, 0.0)):
+        history.add("learning", learning)
+        holding = holding_of(job, history, there, switches)  # type: ignore[arg-type]
+        assert holding is not None
+        assert holding.late_seconds == late
