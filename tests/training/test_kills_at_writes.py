@@ -51,7 +51,7 @@ def test_a_driver_that_dies_at_each_of_its_writes_changes_nothing(
     file = tiny_job("killed", **SHORT)
     places = killed_at_writes(file, tmp_path, 1)
     print(f"{len(places)} places")
-    assert len(places) == len(set(places)) >= 60, places
+    assert len(places) == len(set(places)) >= 50, places
     check(file, undisturbed)
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from rlhfless_functions.data.code_tests import CodeTests
 from rlhfless_functions.rewards import seccomp
-from rlhfless_functions.rewards.code import confinement, keeper
+from rlhfless_functions.rewards.code import confinement, keeper, running
 from rlhfless_functions.rewards.code.folders import fresh_folder, remove
-from rlhfless_functions.rewards.code.running import Verdict, run_tests
+from rlhfless_functions.rewards.code.running import NotBegunError, Verdict, run_tests
 from rlhfless_functions.rewards.process import WorkerProcess
 from tests.prerequisites import needs_landlock, needs_questions
 
@@ -50,6 +50,50 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_works(tmp_path: Path, name: str) -> None:
     assert run(tmp_path, HONEST[name]).passed == 1
+
+
+UNITS = CodeTests(units=[{"kind": "text", "text": "assert True"}])
+FAILS_TO_BEGIN = """import os, sys
+tries = {tries!r}
+with open(tries, "a") as file:
+    file.write(".")
+if os.path.getsize(tries) <= {times}:
+    os._exit(78)
+os.execv(sys.executable, [sys.executable, "-I", {runner!r}, *sys.argv[1:]])
+"""
+
+
+def fail_to_begin(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int) -> None:
+    script = folder / "fails.py"
+    script.write_text(FAILS_TO_BEGIN.format(tries=str(folder / "tries"), times=times, runner=str(running._RUNNER)))
+    monkeypatch.setattr(running, "_RUNNER", script)
+
+
+def test_a_program_that_does_not_begin_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fail_to_begin(monkeypatch, tmp_path, 4)
+    (tmp_path / "room").mkdir()
+    assert run(tmp_path / "room", "print('right')").passed == 1
+
+
+@pytest.mark.parametrize("tests", [CodeTests(programs=[("", "right")]), UNITS], ids=["program", "units"])
+def test_a_program_that_never_begins_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: CodeTests
+) -> None:
+    fail_to_begin(monkeypatch, tmp_path, 99)
+    (tmp_path / "room").mkdir()
+    with pytest.raises(NotBegunError, match="does not start the programs"):
+        run_tests("print('right')", tests, "", 20.0, 2**30, tmp_path / "room", BEST)
+
+
+def test_a_program_that_can_t_be_confined_does_not_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(confinement.Confinement, "_filter", "00" * 8)
+    with pytest.raises(NotBegunError):
+        run(tmp_path, "print('right')", how=replace(BEST))
+
+
+def test_a_program_can_t_say_that_it_has_not_begun(tmp_path: Path) -> None:
+    assert run(tmp_path, "print('right'); import os; os._exit(78)") == Verdict()
+    assert run(tmp_path, "print('right', flush=True); import sys; sys.exit(78)") == Verdict()
 
 
 SIGNALS = ("signals of its own", "a pool of processes", "numpy", "threads", "an alarm")

@@ -15,6 +15,8 @@ import socket
 import struct
 import time
 
+NOT_BEGUN = 78
+"""Exit code if the program could not begin: it says nothing of the code. A program can't exit with it."""
 MOST_TASKS = 64
 """Processes and threads that a program may have at a time."""
 _MOST_FILES = 10_000
@@ -34,6 +36,7 @@ _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _KILLS = {"x86_64": {62, 200, 234, 129, 297}, "aarch64": {129, 130, 131, 138, 240}}
 _NOTIF_RECEIVE, _NOTIF_SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
+_BEGINS = b"."
 _QUESTION = struct.Struct("=QIIiIQ6Q")
 _ANSWER = struct.Struct("=QqiI")
 
@@ -65,21 +68,26 @@ def split(ruleset: int, code: bytes, *, asks: bool, close: tuple[int, ...], memo
         _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
         os.setpgid(0, 0)
         with childs:
-            _confine(ruleset, code, childs if asks else None)
+            _confine(ruleset, code, childs, asks=asks)
         return
+    has_begun = False
     try:
         childs.close()
         if ruleset >= 0:
             os.close(ruleset)
         for descriptor in (0, 1, *close):
             os.close(descriptor)
-        _Keeper(child, keepers, memory, out_of_memory).keep()
+        begins, descriptors, _, _ = socket.recv_fds(keepers, 1, 1)
+        if has_begun := begins == _BEGINS:
+            _Keeper(child, memory, out_of_memory).keep(descriptors[0] if descriptors else -1)
     finally:
         _end_descendants()
-        os._exit(1)
+        if has_begun:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(NOT_BEGUN)
 
 
-def _confine(ruleset: int, code: bytes, keeper: socket.socket | None) -> None:
+def _confine(ruleset: int, code: bytes, keeper: socket.socket, *, asks: bool) -> None:
     """Take from this process what it may not do. What the machine lacks was left out of the arguments."""
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     if ruleset >= 0:
@@ -87,12 +95,14 @@ def _confine(ruleset: int, code: bytes, keeper: socket.socket | None) -> None:
         os.close(ruleset)
     if code:
         program = ctypes.byref(_Program(len(code) // 8, code))
-        flags = _NEW_LISTENER if keeper else 0
+        flags = _NEW_LISTENER if asks else 0
         listener = _checked(_libc.syscall(_SECCOMP[_machine], _SET_MODE_FILTER, flags, program))
-        if keeper:
+        if asks:
             # From here on each fork waits for the keeper.
-            socket.send_fds(keeper, [b"."], [listener])
+            socket.send_fds(keeper, [_BEGINS], [listener])
             os.close(listener)
+            return
+    keeper.send(_BEGINS)
 
 
 def _checked(result: int) -> int:
@@ -103,11 +113,10 @@ def _checked(result: int) -> int:
 
 
 class _Keeper:
-    def __init__(self, child: int, connection: socket.socket, memory: int, out_of_memory: int) -> None:
+    def __init__(self, child: int, memory: int, out_of_memory: int) -> None:
         self._child = child
         self._memory = memory
         self._out_of_memory = out_of_memory << 8
-        self._connection = connection
         self._status: int | None = None
         self._told = False
         self._known = 0
@@ -125,10 +134,12 @@ class _Keeper:
     def _be_told(self, *_: object) -> None:
         self._told = True
 
-    def keep(self) -> None:
-        """Wait for the program's end; then end all of it, and this process like it."""
-        _, descriptors, _, _ = socket.recv_fds(self._connection, 1, 1)
-        listener = descriptors[0] if descriptors else -1
+    def keep(self, listener: int) -> None:
+        """Wait for the program's end; then end all of it, and this process like it.
+
+        Args:
+            listener: descriptor of the filter's questions; -1 if it asks none.
+        """
         if listener >= 0:
             self._poll.register(listener, select.POLLIN)
         self._reap()
@@ -161,7 +172,8 @@ class _Keeper:
             if number != signal.SIGKILL:
                 signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        os._exit(os.waitstatus_to_exitcode(self._status) & 0xFF)
+        code = os.waitstatus_to_exitcode(self._status) & 0xFF
+        os._exit(1 if code == NOT_BEGUN else code)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

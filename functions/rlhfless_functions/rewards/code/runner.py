@@ -28,25 +28,16 @@ OPEN_FILES = 256
 """Files that a process of the code may have open."""
 OUT_OF_MEMORY = 77
 """Exit code of a program that reached its limit of memory."""
+NOT_BEGUN = 78
+"""Exit code if the program could not begin; see `keeper`."""
 
 
 def main() -> None:
     mode, memory, rules, code, asks, *more = sys.argv[1:]
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    _share_semaphores()
-    # Found beside this file, where the code can't read.
-    sys.path.insert(0, str(Path(__file__).parent))
-    keeper, values = importlib.import_module("keeper"), importlib.import_module("values") if more else None
-    del sys.path[0]
-    keeper.split(
-        *(int(rules), bytes.fromhex(code)),
-        asks=asks == "1",
-        close=tuple(map(int, more)),
-        memory=int(memory),
-        out_of_memory=OUT_OF_MEMORY,
-    )
+    try:
+        values = _confined(int(memory), int(rules), bytes.fromhex(code), asks == "1", tuple(map(int, more)))
+    except BaseException:
+        os._exit(NOT_BEGUN)
     sys.argv[:] = ["solution.py"]
     source = Path("solution.py").read_text()
     if mode == "program":
@@ -56,6 +47,20 @@ def main() -> None:
             os._exit(OUT_OF_MEMORY)
     else:
         _serve(source, socket.socket(fileno=int(more[0])), values)
+
+
+def _confined(memory: int, rules: int, code: bytes, asks: bool, kept: tuple[int, ...]) -> Any:
+    """Return in a process that is confined and kept, with the module `values` if the mode needs it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    _share_semaphores()
+    # Found beside this file, where the code can't read.
+    sys.path.insert(0, str(Path(__file__).parent))
+    keeper, values = importlib.import_module("keeper"), importlib.import_module("values") if kept else None
+    del sys.path[0]
+    keeper.split(rules, code, asks=asks, close=kept, memory=memory, out_of_memory=OUT_OF_MEMORY)
+    return values
 
 
 def _share_semaphores() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from rlhfless_functions.data.code_tests import CodeTests
 from rlhfless_functions.rewards.code.confinement import Confinement
 from rlhfless_functions.rewards.code.printed import same_output
-from rlhfless_functions.rewards.code.runner import OUT_OF_MEMORY, WRITTEN_BYTES
+from rlhfless_functions.rewards.code.runner import NOT_BEGUN, OUT_OF_MEMORY, WRITTEN_BYTES
 from rlhfless_functions.rewards.code.time_limit import TimeLimit
 
 _RUNNER = Path(__file__).with_name("runner.py")
@@ -34,9 +34,18 @@ _SPARE_BYTES = 2**20
 """Bytes that a program may print besides the wanted ones, such as spaces."""
 _PATIENCE = 5.0
 """Seconds in which a program's keeper ends all processes; then it is killed itself."""
+_STARTS = 5
+"""Attempts to start a program that does not begin."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 """Libraries for mathematics reserve memory for each core when they are imported. On a machine with many cores, that is
 more than the limit."""
+
+
+class NotBegunError(Exception):
+    """The machine does not start programs, so nothing is known of the code."""
+
+    def __init__(self) -> None:
+        super().__init__("the machine does not start the programs that are tested; has it processes and memory left?")
 
 
 @dataclass
@@ -81,6 +90,9 @@ def run_tests(
         memory: limit of a process in bytes.
         folder: the working folder.
         confinement: what the code may do.
+
+    Raises:
+        NotBegunError: the code does not begin.
     """
     (folder / "solution.py").write_text(code)
     if tests.units and before:
@@ -91,7 +103,8 @@ def run_tests(
         if tests.units:
             _run_units(tests.units, seconds, runner, verdict)
         for given, wanted in tests.programs:
-            _run_program(given, wanted, seconds, runner, verdict)
+            if not any(_run_program(given, wanted, seconds, runner, verdict) for _ in range(_STARTS)):
+                raise NotBegunError
     return verdict
 
 
@@ -112,7 +125,8 @@ class _Runner:
         return _start(_RUNNER, *arguments, folder=self.folder, keep=(*rules, *keep), **streams)
 
 
-def _run_program(given: str, wanted: str, seconds: float, runner: _Runner, verdict: Verdict) -> None:
+def _run_program(given: str, wanted: str, seconds: float, runner: _Runner, verdict: Verdict) -> bool:
+    """Run the code as a program; return whether it began."""
     # Files limit a flood of output; pipes do not. These have no names that the code could give to others.
     with tempfile.TemporaryFile(dir=runner.folder) as stdin, tempfile.TemporaryFile(dir=runner.folder) as answer:
         stdin.write(given.encode())
@@ -123,22 +137,31 @@ def _run_program(given: str, wanted: str, seconds: float, runner: _Runner, verdi
             while (status := _waited(process, limit.left())) is None:
                 if limit.is_over():
                     verdict.late = True
-                    return
+                    return True
         finally:
             _end(process)
+        if status == NOT_BEGUN:
+            return False
         size = os.fstat(answer.fileno()).st_size
         verdict.out_of_memory |= status == OUT_OF_MEMORY
         verdict.ended |= status < 0 or size >= WRITTEN_BYTES
         if status == 0 and size <= 2 * len(wanted.encode()) + _SPARE_BYTES:
             answer.seek(0)
             verdict.passed += same_output(answer.read(size).decode(errors="replace"), wanted)
+        return True
 
 
 def _run_units(units: list[dict[str, Any]], seconds: float, runner: _Runner, verdict: Verdict) -> None:
     """Run the tests in a judge's process, and the code in another one, which answers only the judge."""
-    first = 0
+    first = starts = 0
     while first < len(units):
-        told, late = _judge(units, first, seconds, runner, verdict)
+        try:
+            told, late = _judge(units, first, seconds, runner, verdict)
+        except NotBegunError:
+            starts += 1
+            if starts < _STARTS:
+                continue
+            raise
         words = [line.split() for line in told]
         verdict.passed += sum(line[0] == "passed" for line in words)
         verdict.late |= late
@@ -153,7 +176,11 @@ def _run_units(units: list[dict[str, Any]], seconds: float, runner: _Runner, ver
 def _judge(
     units: list[dict[str, Any]], first: int, seconds: float, runner: _Runner, verdict: Verdict
 ) -> tuple[list[str], bool]:
-    """Return the judge's verdicts on the tests from `first` on, and whether one ran out of time."""
+    """Return the judge's verdicts on the tests from `first` on, and whether one ran out of time.
+
+    Raises:
+        NotBegunError: the code did not begin.
+    """
     verdicts, judges_end = socket.socketpair()
     questions, codes_end = socket.socketpair()
     processes = []
@@ -181,7 +208,7 @@ def _judge(
             else:
                 told += piece.splitlines()
     except ConnectionError:
-        return told, False
+        pass
     finally:
         for process in processes[:1]:
             _kill(process)
@@ -190,6 +217,8 @@ def _judge(
             # The keeper says it of a code that was killed, even between two tests.
             verdict.ended |= process.returncode < 0 and process.returncode != -signal.SIGTERM
         verdicts.close()
+    if processes[1].returncode == NOT_BEGUN:
+        raise NotBegunError
     return told, False
 
 
