@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from rlhfless_operator import cli
+from rlhfless_operator.simulator.policies import POLICIES
 from rlhfless_operator.simulator.scenarios import SCENARIOS
 from rlhfless_operator.simulator.traces import write_trace
 from tests.command_line import call, run_command
@@ -162,11 +163,27 @@ def test_simulated_policies_come_as_json() -> None:
     result = call("simulate", "paper-3b-gsm8k-grpo", "--seeds", "1", "--json")
     measured = json.loads(result.stdout)
     assert measured["scenario"] == "paper-3b-gsm8k-grpo"
-    assert {"static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"} == {
-        policy["policy"] for policy in measured["policies"]
-    }
+    assert {policy["policy"] for policy in measured["policies"]} == set(POLICIES)
+    assert all(set(policy["first_epoch"]) == {"seconds", "gpu_seconds"} for policy in measured["policies"])
     fields = ("seconds", "gpu_seconds", "cost", "idle_share", "lower_bound_share")
     assert all(field in policy and f"{field}_std" in policy for policy in measured["policies"] for field in fields)
+
+
+def test_simulate_shows_what_ships_on_a_platform_and_an_ability_that_comes(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trace.parquet", SMALL.draw_trace(0))
+    arguments = ["simulate", "--trace", str(tmp_path / "trace.parquet"), "--gpus", "4", "--seeds", "1", "--json"]
+    seconds = {}
+    for platform in ("slots", "pods"):
+        given = [*arguments, "--platform", platform, "--with", "overlap", "--with", "publishing"]
+        rows = {row["policy"]: row for row in json.loads(CliRunner().invoke(cli.app, given).stdout)["policies"]}
+        assert set(rows) == {*POLICIES, "rlhfless+overlap+publishing"}
+        assert rows["rlhfless+overlap+publishing"]["seconds"] < rows["rlhfless"]["seconds"]
+        seconds[platform] = rows["rlhfless"]["seconds"]
+    assert seconds["pods"] > seconds["slots"]
+    unknown = CliRunner().invoke(cli.app, [*arguments, "--with", "luck"])
+    assert "choose one of" in str(unknown.exception)
+    refused = CliRunner().invoke(cli.app, [*arguments, "--with", "overlap", "--async"])
+    assert "leave one of them out" in refused.stderr
 
 
 def test_asynchronous_systems_are_compared_on_a_runs_own_lengths(tmp_path: Path) -> None:

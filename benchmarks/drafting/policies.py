@@ -16,7 +16,7 @@ from benchmarks.shared.pages import replace_between
 from benchmarks.shared.places import BENCHMARKS, REPOSITORY
 from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.planner.latency.drafting import DraftedLatency, Drafts
-from rlhfless_operator.simulator.policies import POLICIES
+from rlhfless_operator.simulator.policies import COMPLETE, POLICIES, find_policy
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate_variants
 
@@ -81,9 +81,9 @@ def compare(
     variants = {"static": static, "static, drafts": POLICIES["static"], "paper, drafts": POLICIES["paper"]}
     rows = simulate_variants(drafting, seeds, variants)["policies"]
     for weight in weights:
-        ours = {f"rlhfless, λ = {weight:g}, drafts": POLICIES["rlhfless"]}
+        ours = {f"rlhfless, λ = {weight:g}, drafts": find_policy(COMPLETE)}
         if weight == weights[0]:
-            ours = {f"rlhfless, λ = {weight:g}": replace(POLICIES["rlhfless"], drafts=False), **ours}
+            ours = {f"rlhfless, λ = {weight:g}": replace(find_policy(COMPLETE), drafts=False), **ours}
         rows += simulate_variants(replace(drafting, cost_weight=weight), seeds, ours)["policies"]
     plain = drafting.profile(drafts=False).latency.lines[0]
     latency = DraftedLatency(plain, acceptance.drafts)

@@ -34,7 +34,8 @@ from rlhfless_operator.simulator.asynchronous.compare import (
 )
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Split
 from rlhfless_operator.simulator.asynchronous.work import draw_steps
-from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
+from rlhfless_operator.simulator.policies import COMPLETE
+from rlhfless_operator.simulator.scenarios import SCENARIOS, STUDIED, Scenario
 from rlhfless_operator.simulator.traces import LengthStatistics
 
 H20 = Gpu("H20", 148e12, 4000e9, 96e9, 64e9)
@@ -171,7 +172,7 @@ def beside_areal(steps: int = 16) -> dict[str, Any]:
 def rows_again(before: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
     """A result with some rows of a fresh one in place of its own, in the order of all systems."""
     rows = {row["policy"]: row for result in (before, fresh) for row in result["policies"]}
-    names = [name for name in (*SYNCHRONOUS, *SYSTEMS) if name in rows]
+    names = [name for name in (*SYNCHRONOUS, COMPLETE, *SYSTEMS) if name in rows]
     return {**before, "policies": [rows[name] for name in names]}
 
 
@@ -217,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Synchronous and asynchronous systems on every scenario.")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--scenarios", nargs="*", choices=list(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--scenarios", nargs="*", choices=list(SCENARIOS), default=list(STUDIED))
     parser.add_argument("--again", nargs="*", choices=list(SYSTEMS), default=[])
     parser.add_argument("--json", type=Path, default=BENCHMARKS / "planning" / "results" / "async_policies.json")
     parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "research" / "asynchronous.md")

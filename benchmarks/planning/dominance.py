@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.records import described_run, write_record
+from rlhfless_operator.simulator.policies import COMPLETE
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.traces import LengthStatistics
@@ -46,9 +47,9 @@ def draw(source: random.Random) -> tuple[Scenario, dict[str, Any]]:
 
 def better_in_both(scenario: Scenario, seeds: int) -> dict[str, tuple[float, float]]:
     """By rival that is: its seconds and GPU-seconds over ours."""
-    policies = [*RIVALS, "rlhfless"]
+    policies = [*RIVALS, COMPLETE]
     rows = {row["policy"]: row for row in simulate(scenario, range(seeds), policies=policies)["policies"]}
-    ours = rows.pop("rlhfless")
+    ours = rows.pop(COMPLETE)
     ratios = {
         name: (row["seconds"] / ours["seconds"], row["gpu_seconds"] / ours["gpu_seconds"]) for name, row in rows.items()
     }

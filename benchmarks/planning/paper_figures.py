@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.shared.places import BENCHMARKS
 from benchmarks.shared.records import described_run, write_record
-from rlhfless_operator.simulator.policies import POLICIES, PolicySettings
+from rlhfless_operator.simulator.policies import COMPLETE, POLICIES, PolicySettings, find_policy
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
 from rlhfless_operator.simulator.simulate import simulate_variants
 
@@ -77,7 +77,7 @@ def figures(known: Known, policy: str, setting: Setting, seeds: Sequence[int]) -
     alike = replace(setting, wake_seconds=0.0) if policy == "static" else replace(setting, split=1.0)
     key = f"{policy}: {asdict(alike)}, {len(seeds)} seeds"
     if key not in known:
-        settings = setting.static() if policy == "static" else POLICIES[policy]
+        settings = setting.static() if policy == "static" else find_policy(policy)
         (row,) = simulate_variants(setting.scenario(), seeds, {policy: settings})["policies"]
         known[key] = [row["seconds"], row["gpu_seconds"]]
     return known[key]
@@ -109,7 +109,7 @@ def with_ours(known: Known, row: dict[str, Any], seeds: Sequence[int]) -> dict[s
     """A row with what ours comes to at its setting."""
     setting = Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
     static = row["static_seconds"], row["static_gpu_seconds"]
-    return row | {"rlhfless": beside(static, figures(known, "rlhfless", setting, seeds))}
+    return row | {"rlhfless": beside(static, figures(known, COMPLETE, setting, seeds))}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.planning.policy_limits import scenario_limits
 from benchmarks.planning.policy_variants import ablate, compare, effects, sweep, sweep_ratio, told
 from benchmarks.shared.records import write_record
-from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario
+from rlhfless_operator.simulator.policies import COMPLETE
+from rlhfless_operator.simulator.scenarios import SCENARIOS, STUDIED, Scenario
 
 Result = dict[str, Any]
 
@@ -29,7 +30,7 @@ SWEEPS: tuple[tuple[str, tuple[Any, ...]], ...] = (
 RATIOS = (("paper", (0.5, 0.7, 0.9, 0.95, 1.0)), ("rlhfuse", (0.8, 0.9, 0.95, 0.98)))
 """τ of the systems that have one."""
 
-COMPARED = ("static", "rlhfuse", "paper", "rlhfless")
+COMPARED = ("static", "rlhfuse", "paper", COMPLETE)
 """Policies of a sweep."""
 
 
@@ -60,7 +61,8 @@ def parts(seeds: Sequence[int], sweep_seeds: Sequence[int]) -> Iterator[Part]:
         seeds: of the scenarios and of what anyone could reach.
         sweep_seeds: of everything else.
     """
-    for name, scenario in SCENARIOS.items():
+    for name in STUDIED:
+        scenario = SCENARIOS[name]
         yield Part(
             "scenarios",
             name,
@@ -93,7 +95,8 @@ def _limits(scenario: Scenario, seeds: Sequence[int]) -> Result:
 
 
 def _limit_parts(seeds: Sequence[int]) -> Iterator[Part]:
-    for name, scenario in SCENARIOS.items():
+    for name in STUDIED:
+        scenario = SCENARIOS[name]
         yield Part("limits", name, lambda scenario=scenario: _limits(scenario, seeds))  # type: ignore[misc]
     for name in ("paper-3b-gsm8k-grpo", "paper-7b-gsm8k-grpo", "paper-7b-gsm8k-ppo"):
         for batch, utilisation in itertools.product(BATCHES, UTILISATIONS):

@@ -166,7 +166,7 @@ def _scenario_table(result: Result) -> str:
         f" {row['gpu_seconds']:,.0f} ± {row['gpu_seconds_std']:,.0f} | {row['cost']:.3f} |"
         f" {row['idle_share']:.0%} | {row['lower_bound_share']:.0%} | {first['seconds'] / row['seconds']:.2f}× |"
         f" {1 - row['gpu_seconds'] / first['gpu_seconds']:.0%} |"
-        f" {row['first_epoch_seconds']:.1f} s, {row['first_epoch_gpu_seconds']:,.0f} |"
+        f" {row['first_epoch']['seconds']:.1f} s, {row['first_epoch']['gpu_seconds']:,.0f} |"
         for row in result["policies"]
     ]
     tuned = "; ".join(f"{policy}: {words}" for policy, words in result.get("tuned", {}).items())

@@ -2,19 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Rule
 from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.policies import (
+    COMPLETE,
     POLICIES,
     ROOFLINE_BATCH,
-    PolicyName,
     PolicySettings,
     RuleMaker,
     Told,
+    find_policy,
 )
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.simulate import simulate, simulate_variants
@@ -23,7 +24,7 @@ from rlhfless_operator.simulator.simulate import simulate, simulate_variants
 def ablate(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
     """What each of our own means brings: ours without each of them, with each alone, and with none. The form is that of
     `simulate`; `none` comes first."""
-    ours = POLICIES["rlhfless"]
+    ours = find_policy(COMPLETE)
     none = replace(ours, rule=None, overlaps_preparation=False, overlaps_learning=False, warms=False, may_hold=False)
     variants = {
         "none": none,
@@ -45,7 +46,7 @@ def ablate(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
 def effects(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
     """What each mend of the forecast and of the learner brings: alone, all together, and all but one. The form is that
     of `simulate`; `none` comes first."""
-    ours = POLICIES["rlhfless"]
+    ours = find_policy(COMPLETE)
     mends: dict[str, dict[str, Any]] = {
         "a forecast that knows waiting": {"knows_batch": False},
         "a learner that begins and lets go on what has come": {"paces": False},
@@ -64,7 +65,7 @@ def effects(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
 
 def recomputing(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
     """Our rule where receivers compute their contexts again, and it knows."""
-    make = POLICIES["rlhfless"].rule
+    make = find_policy(COMPLETE).rule
     assert make is not None
     rule = make(scenario, profile, samples, price)
     assert isinstance(rule, Saving)
@@ -73,7 +74,7 @@ def recomputing(scenario: Scenario, profile: InstanceProfile, samples: int, pric
 
 def told(scenario: Scenario, seeds: Sequence[int]) -> dict[str, Any]:
     """What separates ours from the oracle: ours, told one thing at a time. The form is that of `simulate`."""
-    ours = POLICIES["rlhfless"]
+    ours = find_policy(COMPLETE)
     parts: dict[str, tuple[Told, ...]] = {
         "rlhfless": (),
         "told when groups are complete": ("arrivals",),
@@ -99,7 +100,7 @@ def sweep(
     values: Iterable[Any],
     seeds: Sequence[int],
     *,
-    policies: Sequence[str] = ("static", "rlhfless"),
+    policies: Sequence[str] = ("static", COMPLETE),
 ) -> list[dict[str, Any]]:
     """`simulate` for each value of one of the scenario's fields; `value` is added to each result.
 
@@ -149,7 +150,7 @@ def settings_to_try(policy: str) -> dict[str, PolicySettings]:
             )
             for batch in BATCHES
         }
-    return {"": next(settings for settings in POLICIES.values() if settings.name == policy)}
+    return {"": find_policy(policy)}
 
 
 def tune(scenario: Scenario, policy: str, seeds: Sequence[int]) -> tuple[str, PolicySettings]:
@@ -165,7 +166,7 @@ def tune(scenario: Scenario, policy: str, seeds: Sequence[int]) -> tuple[str, Po
 
 def compare(scenario: Scenario, seeds: Sequence[int], tuning_seeds: Sequence[int]) -> dict[str, Any]:
     """`simulate` with every baseline as it serves the scenario best; `tuned` says how, by policy."""
-    tuned = {policy: tune(scenario, policy, tuning_seeds) for policy in get_args(PolicyName)}
+    tuned = {policy: tune(scenario, policy, tuning_seeds) for policy in (*POLICIES, COMPLETE)}
     result = simulate_variants(scenario, seeds, {policy: settings for policy, (_, settings) in tuned.items()})
     return result | {"tuned": {policy: words for policy, (words, _) in tuned.items() if words}}
 
@@ -191,4 +192,4 @@ def with_ratio(policy: str, ratio: float, batch: int = ROOFLINE_BATCH) -> Policy
     }
     if policy not in rules:
         raise ValueError(f"policy is {policy!r}: only {', '.join(rules)} have a ratio")
-    return replace(POLICIES[policy], rule=rules[policy])  # type: ignore[index]
+    return replace(POLICIES[policy], rule=rules[policy])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.planning.policy_tables import write_tables
 from benchmarks.planning.policy_variants import TUNED_RATIOS, compare, sweep_ratio, tune
-from rlhfless_operator.simulator.policies import POLICIES
+from rlhfless_operator.simulator.policies import COMPLETE, POLICIES
 from tests.simulator.small_scenario import SMALL
 
 
@@ -18,7 +18,7 @@ def test_baselines_are_tuned_on_each_scenario(tmp_path: Path) -> None:
     }
     assert sums[words] == min(sums.values()) and settings.name == "paper"
     found = compare(SMALL, [0], [0])
-    assert [row["policy"] for row in found["policies"]] == list(POLICIES)
+    assert [row["policy"] for row in found["policies"]] == [*POLICIES, COMPLETE]
     page = tmp_path / "page.md"
     page.write_text("# A\n<!-- scenarios -->\nold\n<!-- end of scenarios -->\nkept\n")
     write_tables({"scenarios": {"small": found}}, page)

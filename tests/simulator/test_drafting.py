@@ -73,8 +73,8 @@ def test_everybody_is_faster_with_drafts_and_baselines_may_have_them_too() -> No
         assert rows[name]["seconds"] < rows[f"{name} without drafts"]["seconds"]
         assert 0 < rows[name]["lower_bound_share"] <= 1
     # The first epoch knows nothing to draft from.
-    first = "first_epoch_seconds"
-    assert rows["static"][first] == pytest.approx(rows["static without drafts"][first])
+    first = rows["static"]["first_epoch"]["seconds"]
+    assert first == pytest.approx(rows["static without drafts"]["first_epoch"]["seconds"])
     # A static actor without drafts takes what it takes in a scenario that has none.
     (plain,) = simulate(SMALL, [0], policies=["static"])["policies"]
     without = dataclasses.replace(POLICIES["static"], drafts=False)

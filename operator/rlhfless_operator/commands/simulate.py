@@ -24,6 +24,13 @@ def simulate(
     acceptance: Annotated[
         float | None, typer.Option(help="Let all policies draft; the probability that a drafted token is right.")
     ] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="Starts of instances: slots (the default), pods or processes.")
+    ] = None,
+    added: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Also ours with an ability that the loop lacks: holding, overlap or publishing."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,
     asynchronous: Annotated[
@@ -39,20 +46,23 @@ def simulate(
 
     if asynchronous and html is not None:
         fail("--html is given with --async, of which there is no page; leave one of them out")
-    assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight, acceptance)
+    if asynchronous and added:
+        fail("--with is given with --async, which has no such abilities; leave one of them out")
+    chosen = [*policies.POLICIES, *(["+".join(("rlhfless", *added))] if added else [])]
+    assumptions = Assumptions(model, gpu, gpus, tensor_parallel, gpu_hour, cost_weight, acceptance, platform)
     found, lengths = assumed_scenario(scenario, trace, assumptions)
     if asynchronous:
         with progress_bar("simulating", len(compare.SYNCHRONOUS) + len(systems.SYSTEMS)) as advance:
             result = compare.compare(found, range(seeds), trace=lengths, progress=lambda name: advance())
     else:
-        runs = 1 + (1 + len(page.WEIGHTS) / len(policies.POLICIES) if html is not None else 0)
-        total = round(steps.step_count(found, lengths) * seeds * len(policies.POLICIES) * runs)
+        runs = 1 + (1 + len(page.WEIGHTS) / len(chosen) if html is not None else 0)
+        total = round(steps.step_count(found, lengths) * seeds * len(chosen) * runs)
         with progress_bar("simulating", total) as advance:
 
             def progress(done: int, wanted: int) -> None:
                 advance()
 
-            result = steps.simulate(found, range(seeds), trace=lengths, progress=progress)
+            result = steps.simulate(found, range(seeds), policies=chosen, trace=lengths, progress=progress)
             if html is not None:
                 drawn = page.scenario_page(found, range(seeds), trace=lengths, result=result, progress=progress)
                 html.write_text(drawn)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlhfless_operator.planner.latency.drafting import Drafts
 from rlhfless_operator.planner.latency.roofline import GPUS
-from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario, find_scenario
+from rlhfless_operator.simulator.scenarios import GPU_HOUR, SCENARIOS, Scenario, find_scenario, on_platform
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace, read_trace
 from rlhfless_operator.training.costs.measured_drafts import measured_drafts
 from rlhfless_operator.training.costs.model_shape import find_shape
@@ -24,6 +24,8 @@ class Assumptions:
     cost_weight: float | None = None
     acceptance: float | None = None
     """Chance that a drafted token is right; all policies then draft."""
+    platform: str | None = None
+    """Name of the platform whose starts instances have."""
 
 
 def assumed_scenario(
@@ -61,6 +63,8 @@ def assume(scenario: Scenario, assumptions: Assumptions) -> Scenario:
     }
     if assumptions.acceptance is not None:
         changes["drafts"] = Drafts(1.0, assumptions.acceptance)
+    if assumptions.platform is not None:
+        scenario = on_platform(scenario, assumptions.platform)
     if assumptions.model is not None:
         changes["model"] = find_shape(assumptions.model, "model")
     if assumptions.gpu is not None:

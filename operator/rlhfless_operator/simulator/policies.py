@@ -6,9 +6,9 @@ scenario (docs/research/simulation.md). Ours pays a pause of the receiver for ea
 request at a time; its engine's prefix cache keeps the receiver's contexts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Rule
@@ -16,7 +16,17 @@ from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.scenarios import Scenario
 
-PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "laminar", "oracle", "rlhfless"]
+PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "paper-overlap", "laminar", "oracle", "rlhfless"]
+
+Ability = Literal["holding", "overlap", "publishing"]
+"""Abilities that the live loop has or gets. `holding`: GPUs keep both models for whole steps where that is better.
+`overlap`: the learner learns while others decode, on the slots that actors leave. `publishing`: new weights reach
+instances without the store."""
+EVERYTHING = frozenset[Ability](get_args(Ability))
+COMPLETE = "+".join(("rlhfless", *get_args(Ability)))
+"""Name of ours with all of them."""
+IN_THE_LOOP = frozenset[Ability]()
+"""Abilities that the live loop has by default. One that lands there is added here, and nowhere else."""
 
 Told = Literal["division", "migration", "arrivals", "long", "short"]
 """Knowledge that a policy may have beforehand: the lengths for its division, those for its moves, the moments at which
@@ -30,7 +40,7 @@ RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
 class PolicySettings:
     """One system."""
 
-    name: PolicyName
+    name: str
     stands_for: str
     planning: Literal["even", "ranked", "optimal"]
     """`even`: an even split of unsorted prompts. `ranked`: equal numbers of ranked prompts on the best number of
@@ -64,6 +74,14 @@ class PolicySettings:
     """Whether complete groups are prepared while others decode, on free GPUs."""
     overlaps_learning: bool = False
     """Whether their gradients are accumulated as well."""
+    learns_from: float | None = None
+    """Part of the groups that is complete when its learner begins; None to follow a forecast."""
+    own_stages: bool = False
+    """Whether preparation and learning have instances of their own, each begun after the stage before, as in the live
+    loop. Else they use all free GPUs."""
+    publishes_beside: bool = True
+    """Whether new weights are broadcast, which holds up the step for `update_seconds` in all. The live loop writes them
+    to the store."""
 
 
 ROOFLINE_BATCH = 64
@@ -98,6 +116,30 @@ def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: f
 
 PAUSE_SECONDS = 0.3
 """Seconds that a chosen cut costs a receiver of ours besides the prefill: end of the stream, flush, new request."""
+
+_OURS: dict[str, Any] = {
+    "planning": "optimal",
+    "lengths": "learnt",
+    "rule": _saving,
+    "pause_seconds": PAUSE_SECONDS,
+}
+
+
+def _ours(abilities: Collection[Ability], name: str) -> PolicySettings:
+    """Return ours with these abilities."""
+    overlaps = "overlap" in abilities
+    return PolicySettings(
+        name,
+        "ours, as the live loop is by default: learnt lengths, the optimal plan, migration where it saves"
+        + "".join(f", {each}" for each in sorted(abilities)),
+        **_OURS,
+        own_stages=not overlaps,
+        publishes_beside="publishing" in abilities,
+        may_hold="holding" in abilities,
+        overlaps_preparation=overlaps,
+        overlaps_learning=overlaps,
+    )
+
 
 POLICIES = {
     settings.name: settings
@@ -139,6 +181,16 @@ POLICIES = {
             rule=_actor_ratio,
         ),
         PolicySettings(
+            "paper-overlap",
+            "the same with a learner that begins on freed GPUs when half of the groups are complete",
+            planning="ranked",
+            lengths="learnt",
+            rule=_actor_ratio,
+            overlaps_preparation=True,
+            overlaps_learning=True,
+            learns_from=0.5,
+        ),
+        PolicySettings(
             "laminar",
             "Laminar's repack every 5 s in a synchronous step; emptied instances are released",
             planning="even",
@@ -147,26 +199,30 @@ POLICIES = {
         ),
         PolicySettings(
             "oracle",
-            "ours with every length known beforehand",
-            planning="optimal",
-            lengths="learnt",
+            "ours with every ability that the loop gets, and with every length known beforehand",
+            **_OURS,
             told=frozenset(("division", "migration", "arrivals")),
-            rule=_saving,
-            pause_seconds=PAUSE_SECONDS,
             may_hold=True,
             overlaps_preparation=True,
             overlaps_learning=True,
         ),
-        PolicySettings(
-            "rlhfless",
-            "ours: learnt lengths, the optimal plan, migration where it saves, overlap",
-            planning="optimal",
-            lengths="learnt",
-            rule=_saving,
-            pause_seconds=PAUSE_SECONDS,
-            may_hold=True,
-            overlaps_preparation=True,
-            overlaps_learning=True,
-        ),
+        _ours(IN_THE_LOOP, "rlhfless"),
     )
 }
+
+
+def find_policy(name: str) -> PolicySettings:
+    """Return the policy with this name. `rlhfless+overlap` is ours with an ability that the loop may not have yet.
+
+    Raises:
+        ValueError: naming all policies and abilities.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    ours, *added = name.split("+")
+    if ours != "rlhfless" or not added or not set(added) <= EVERYTHING:
+        raise ValueError(
+            f"policy is {name!r}: choose one of {', '.join(POLICIES)}, or rlhfless with + and"
+            f" {', '.join(sorted(EVERYTHING))}"
+        )
+    return _ours(IN_THE_LOOP | {each for each in EVERYTHING if each in added}, name)

@@ -19,6 +19,8 @@ from rlhfless_operator.planner.latency.roofline import (
 )
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 
+NODE_GPUS = 8
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -51,6 +53,12 @@ class Scenario:
     publishing_seconds: float = 0.25
     """Part of `update_seconds` in which the weights are on their way. Our asynchronous learner goes on meanwhile.
     Assumed."""
+    sleeps: bool = True
+    """Whether our instances sleep on slots between their tasks: each task of theirs then begins with a wake, which no
+    forecast hides. If not, whole pods start ahead of their work."""
+    store_rate: float = 0.4e9
+    """Bytes of new weights per second that one GPU of our learner publishes through the store. Measured for 126 MB in a
+    folder: `benchmarks/weights/results/publishing.json`."""
     training_utilisation: float = 0.35
     """Part of the peak arithmetic that learning reaches. Assumed."""
     preparation_utilisation: float = 0.5
@@ -105,6 +113,11 @@ class Scenario:
             self.weight_load_seconds,
         )
 
+    def store_seconds(self, learner_gpus: int) -> float:
+        """Return the seconds in which our learner publishes new weights. Each of its GPUs writes its part; up to those
+        of a node are assumed to add up."""
+        return self.model.weight_bytes / (self.store_rate * min(learner_gpus, NODE_GPUS))
+
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Return the GPU-seconds of forward passes of the reference policy, and of PPO's critic.
 
@@ -124,6 +137,28 @@ class Scenario:
 _GSM8K = LengthStatistics(median=225, longest=2048, prompt_median=120, runaways=0.01)
 _GPQA = LengthStatistics(median=500, longest=2048, prompt_median=250, runaways=0.03)
 _LIVECODEBENCH = LengthStatistics(median=600, longest=2048, prompt_median=500, runaways=0.05)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The times in which instances of ours start."""
+
+    startup_seconds: float
+    """Seconds to start a generation instance, or to wake one that sleeps."""
+    trainer_start_seconds: float
+    """The same of the learner, without its state if it does not sleep."""
+    sleeps: bool
+
+
+PLATFORMS = {
+    # Published: 0.1 to 6 s. Measured with a model of 126 MB on a CPU: 0.3 s.
+    "slots": Platform(2.0, 3.0, sleeps=True),
+    # A full start of vLLM in a fresh pod is published as 30 to 135 s.
+    "pods": Platform(30.0, 30.0, sleeps=False),
+    # Processes are forked from a server that has imported everything; the engine starts anew.
+    "processes": Platform(5.0, 5.0, sleeps=False),
+}
+"""Platforms by name; the first is the default: slots on a GPU machine, or on a cluster with a `deviceClass`."""
 
 GPU_HOUR = {"L40S": 30.131 / 8, "H100": 55.04 / 8, "H200": 63.296 / 8}
 """Dollars for an hour: AWS on demand, an eighth of g6e.48xlarge, p5.48xlarge and p5en.48xlarge."""
@@ -180,8 +215,57 @@ _TAILS = replace(
     weight_load_seconds=16.0,
 )
 
-SCENARIOS = {scenario.name: scenario for scenario in (*_paper(), _LARGE, _TAILS)}
+_QWEN_32B = ModelShape("Qwen2.5-32B", 32.8e9, 262_144, 64)
+_QWEN3_8B = ModelShape("Qwen3-8B", 8.19e9, 147_456, 36)
+_REASONING = LengthStatistics(median=2000, longest=16_384, prompt_median=200, runaways=0.02)
+"""Reasoning in mathematics and code: a median of 2,000 tokens, and long tails. Assumed."""
+
+
+def _users() -> list[Scenario]:
+    """Return what people train: reasoning models on one node, four and eight nodes of H100."""
+    common: dict[str, Any] = {
+        "gpu": H100, "algorithm": "grpo", "samples_per_prompt": 16, "steps_per_epoch": 2, "epochs": 3,
+        "gpu_hour": GPU_HOUR["H100"],
+    }  # fmt: skip
+    return [
+        Scenario(
+            name="h100-8-8b-8k", model=_QWEN3_8B, gpus=8, gpus_per_instance=1, prompts_per_step=64,
+            lengths=replace(_REASONING, median=1000, longest=8192), **common,
+        ),
+        Scenario(
+            name="h100-32-7b-16k", model=QWEN_7B, gpus=32, gpus_per_instance=1, prompts_per_step=128,
+            lengths=_REASONING, **common,
+        ),
+        Scenario(
+            name="h100-64-32b-32k", model=_QWEN_32B, gpus=64, gpus_per_instance=4, prompts_per_step=128,
+            lengths=replace(_REASONING, median=3000, longest=32_768), weight_load_seconds=4.0,
+            trainer_start_seconds=4.0, **common,
+        ),
+    ]  # fmt: skip
+
+
+STUDIED = tuple(scenario.name for scenario in (*_paper(), _LARGE, _TAILS))
+"""The paper's settings, and two large ones."""
+USERS = tuple(scenario.name for scenario in _users())
+SCENARIOS = {scenario.name: scenario for scenario in (*_paper(), _LARGE, _TAILS, *_users())}
 """All scenarios by name; the first is the paper's best case."""
+
+
+def on_platform(scenario: Scenario, name: str) -> Scenario:
+    """Return the scenario with the starts of a platform. Large models keep their longer wakes on slots.
+
+    Raises:
+        ValueError: naming all platforms.
+    """
+    if name not in PLATFORMS:
+        raise ValueError(f"platform is {name!r}: choose one of {', '.join(PLATFORMS)}")
+    platform = PLATFORMS[name]
+    return replace(
+        scenario,
+        startup_seconds=max(platform.startup_seconds, scenario.startup_seconds),
+        trainer_start_seconds=max(platform.trainer_start_seconds, scenario.trainer_start_seconds),
+        sleeps=platform.sleeps,
+    )
 
 
 def find_scenario(name: str) -> Scenario:

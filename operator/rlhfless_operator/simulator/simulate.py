@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
-from typing import Any, get_args
+from typing import Any
 
 from rich.table import Table
 
-from rlhfless_operator.simulator.policies import POLICIES, PolicyName, PolicySettings
+from rlhfless_operator.simulator.policies import POLICIES, PolicySettings, find_policy
 from rlhfless_operator.simulator.scenarios import Scenario, find_scenario
 from rlhfless_operator.simulator.steps import StepResult, run_policy
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
@@ -27,8 +27,6 @@ METRICS = (
     "instances",
     "moves",
     "lost",
-    "first_epoch_seconds",
-    "first_epoch_gpu_seconds",
 )
 
 
@@ -36,7 +34,7 @@ def simulate(
     scenario: str | Scenario,
     seeds: Sequence[int],
     *,
-    policies: Sequence[str] = get_args(PolicyName),
+    policies: Sequence[str] = tuple(POLICIES),
     trace: Trace | RecordedTrace | None = None,
     cost_weight: float | None = None,
     progress: Progress | None = None,
@@ -53,7 +51,8 @@ def simulate(
         cost_weight: λ instead of the scenario's.
 
     Returns:
-        `{"scenario", "seeds", "policies": [{"policy", "seconds", "seconds_std", "gpu_seconds", …}]}`.
+        `{"scenario", "seeds", "policies": [{"policy", "seconds", "seconds_std", "gpu_seconds", …, "first_epoch":
+        {"seconds", "gpu_seconds"}}]}`.
 
     Raises:
         ValueError: for a scenario, policy, seed list or trace that cannot be simulated, naming the field.
@@ -61,7 +60,7 @@ def simulate(
     found = find_scenario(scenario) if isinstance(scenario, str) else scenario
     if cost_weight is not None:
         found = replace(found, cost_weight=cost_weight)
-    chosen = [_policy(name) for name in policies]
+    chosen = [find_policy(name) for name in policies]
     variants: dict[str, PolicySettings] = {settings.name: settings for settings in chosen}
     return simulate_variants(found, seeds, variants, trace=trace, progress=progress)
 
@@ -92,24 +91,21 @@ def simulate_variants(
             progress(done, total)
 
     by_policy: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+    first_epochs: dict[str, list[StepResult]] = {name: [] for name in variants}
     for seed in seeds:
         lengths = trace or scenario.draw_trace(seed)
         for name, settings in variants.items():
             steps = run_policy(scenario, settings, lengths, seed, advance)
-            first = [step for step in steps if step.epoch == 0] or steps
-            learnt = [step for step in steps if step.epoch > 0] or steps
-            by_policy[name].append(
-                _means(scenario, learnt)
-                | {
-                    "first_epoch_seconds": fmean(step.seconds for step in first),
-                    "first_epoch_gpu_seconds": fmean(step.gpu_seconds for step in first),
-                }
-            )
+            first_epochs[name] += [step for step in steps if step.epoch == 0] or steps
+            by_policy[name].append(_means(scenario, [step for step in steps if step.epoch > 0] or steps))
     return {
         "scenario": scenario.name,
         "seeds": list(seeds),
         "cost_weight": scenario.cost_weight,
-        "policies": [{"policy": name, **_spread(runs)} for name, runs in by_policy.items()],
+        "policies": [
+            {"policy": name, **_spread(runs), "first_epoch": _first_epoch(first_epochs[name])}
+            for name, runs in by_policy.items()
+        ],
     }
 
 
@@ -117,7 +113,7 @@ def table(result: dict[str, Any]) -> Table:
     """Return a result for the terminal, each policy beside the first."""
     view = Table(title=f"{result['scenario']}, {len(result['seeds'])} seeds, a step's means", title_justify="left")
     view.add_column("policy", overflow="fold")
-    for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by"):
+    for heading in ("seconds", "GPU-seconds", "cost", "idle", "of the bound", "speed", "cheaper by", "first epoch"):
         view.add_column(heading, justify="right", overflow="fold")
     first = result["policies"][0]
     for row in result["policies"]:
@@ -130,8 +126,13 @@ def table(result: dict[str, Any]) -> Table:
             f"{row['lower_bound_share']:.0%}",
             f"{first['seconds'] / row['seconds']:.2f}×",
             f"{1 - row['gpu_seconds'] / first['gpu_seconds']:.0%}",
+            _first_epoch_beside(row["first_epoch"], first["first_epoch"]),
         )
     return view
+
+
+def _first_epoch_beside(own: dict[str, float], first: dict[str, float]) -> str:
+    return f"{first['seconds'] / own['seconds']:.2f}×, {1 - own['gpu_seconds'] / first['gpu_seconds']:.0%}"
 
 
 def step_count(scenario: Scenario, trace: Trace | RecordedTrace | None) -> int:
@@ -159,6 +160,13 @@ def _means(scenario: Scenario, steps: Sequence[StepResult]) -> dict[str, float]:
     }
 
 
+def _first_epoch(steps: Sequence[StepResult]) -> dict[str, float]:
+    return {
+        "seconds": fmean(step.seconds for step in steps),
+        "gpu_seconds": fmean(step.gpu_seconds for step in steps),
+    }
+
+
 def _spread(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the means over seeds, and their standard deviations: 0 for a single seed."""
     found: dict[str, float] = {}
@@ -167,12 +175,6 @@ def _spread(runs: Sequence[dict[str, float]]) -> dict[str, float]:
         found[name] = fmean(values)
         found[f"{name}_std"] = stdev(values) if len(values) > 1 else 0.0
     return found
-
-
-def _policy(name: str) -> PolicySettings:
-    if name not in POLICIES:
-        raise ValueError(f"policy is {name!r}: choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]
 
 
 def fitted(scenario: Scenario, trace: Trace | RecordedTrace) -> Scenario:

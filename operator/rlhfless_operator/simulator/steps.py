@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from rlhfless_operator.planner.step.whole_step import StepPlan
 from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.own_stages import OwnStages, best_of, learner_sizes
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.step_bound import least_gpu_seconds
@@ -54,11 +56,21 @@ class StepResult:
 class Run:
     """A run of one policy on one trace. It keeps what the policy learns from step to step."""
 
-    def __init__(self, scenario: Scenario, settings: PolicySettings, trace: Trace | RecordedTrace, seed: int) -> None:
-        self._scenario, self._settings, self._trace = scenario, settings, trace
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: PolicySettings,
+        trace: Trace | RecordedTrace,
+        seed: int,
+        own: OwnStages | None = None,
+    ) -> None:
+        self._scenario, self._settings, self._trace, self._own = scenario, settings, trace, own
         self._profile = self._profile_in(epoch=0)
         self._random = np.random.default_rng(seed)
-        self._predictor = LengthPredictor(default_tokens=scenario.lengths.longest / 4, longest=scenario.lengths.longest)
+        longest = scenario.lengths.longest
+        # As the live loop's cost model.
+        default = longest / 2 if settings.planning == "optimal" else longest / 4
+        self._predictor = LengthPredictor(default_tokens=default, longest=longest)
         self._trainer: TrainerPlan | None = None
         self._foreseen: Mapping[int, float] = {}
         """Moment at which the plan expects each prompt's group."""
@@ -69,6 +81,9 @@ class Run:
         """GPUs that keep both models from the step before."""
         self._holds = settings.holds_everything
         """Whether this step's GPUs keep both models."""
+        self._preparers = 0
+        """Number of instances that prepare, by the plan; 0 if preparation has none of its own."""
+        self._is_first = True
 
     def _profile_in(self, epoch: int) -> InstanceProfile:
         profile = self._scenario.profile(drafts=self._settings.drafts and epoch > 0)
@@ -97,13 +112,14 @@ class Run:
         self._trainer_gpus = trainer.gpus
         held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
-        total = gpus * end + begun if self._holds else held + trainer.gpu_seconds
+        total = gpus * end + begun if self._holds else held + trainer.gpu_seconds - self._kept(generation, trainer)
         bound = self._bound(responses, generation.seconds)
         prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
         starts = settings.starts and not self._holds
         least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt], prompt_tokens[prompt])
+        self._is_first = False
         return StepResult(
             epoch=groups.epoch,
             seconds=end,
@@ -141,28 +157,32 @@ class Run:
         return _ranked(columns, scenario.instances, scenario.cost_weight, start), 0.0
 
     def _plan_whole_step(self, samples: ExpectedSamples) -> StepPlan:
-        """Plan as live jobs do if all stages take turns on the cluster's GPUs, and remember the trainer."""
+        """Plan as live jobs do, and remember the trainer."""
         scenario, settings, profile = self._scenario, self._settings, self._profile
-        limits = Limits(1, scenario.instances)
+        limits = Limits(1, self._own.most_instances if self._own is not None else scenario.instances)
         if settings.knows_batch:
             limits = replace(limits, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         both_start = scenario.startup_seconds + scenario.trainer_start_seconds
-        setting = StepSetting(
-            profile,
-            limits,
-            Training(
+        if self._own is not None:
+            training = self._own.training()
+        else:
+            training = Training(
                 scenario.gpus,
                 scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
                 scenario.trainer_start_seconds,
                 scenario.update_seconds,
-            ),
+            )
+        setting = StepSetting(
+            profile,
+            limits,
+            training,
             cost_weight=scenario.cost_weight,
             holding=Holding(self._held_gpus, profile.startup_seconds, both_start) if settings.may_hold else None,
         )
         step = plan_generation("cost", samples, setting).whole
         assert step is not None, "the policy plans whole steps"
         self._trainer, self._foreseen = step.trainer, step.expected_groups
-        self._price, self._holds = step.time_price, step.holds
+        self._price, self._holds, self._preparers = step.time_price, step.holds, step.preparers
         return step
 
     def _generate(
@@ -179,6 +199,9 @@ class Run:
         # A start-up is hidden under the learner if there are GPUs for both.
         room = self._trainer_gpus + len(division) * scenario.gpus_per_instance <= scenario.gpus
         hidden = held or (settings.warms and room)
+        if self._own is not None:
+            # The learner's GPUs are others, where starts can be hidden at all.
+            hidden = held or not (scenario.sleeps or self._is_first)
         handling = Handling(
             rule=settings.rule(scenario, profile, len(responses), price) if settings.rule else None,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
@@ -202,6 +225,14 @@ class Run:
         before, self._held_gpus = self._held_gpus, gpus if self._holds else 0
         starts = self._scenario.startup_seconds + self._scenario.trainer_start_seconds
         return max(0, self._held_gpus - before) * starts
+
+    def _kept(self, generation: GenerationRun, trainer: TrainerRun) -> float:
+        """Return the GPU-seconds that the starts of whole pods cost less where they were kept instead: those that idled
+        from their end in the step before for less than a start. Steps are taken to be alike."""
+        if self._own is None or self._scenario.sleeps or self._is_first:
+            return 0.0
+        saved = [max(0.0, self._scenario.startup_seconds - (trainer.end - each.end)) for each in generation.held]
+        return math.fsum(saved) * self._scenario.gpus_per_instance
 
     def _groups(
         self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
@@ -229,12 +260,20 @@ class Run:
         start = scenario.trainer_start_seconds if settings.starts else 0.0
         update = scenario.update_seconds
         free = self._free(generation)
+        if self._own is not None and not self._holds:
+            instances = [each.end for each in generation.held]
+            learning, there = work - preparation, not self._is_first
+            return self._own.run(completions, preparation, learning, instances, self._preparers, is_there=there)
         every, after = scenario.gpus, generation.seconds
         if self._holds and not settings.holds_everything:
             own = free_gpus([each.end for each in generation.held], self._held_gpus, scenario.gpus_per_instance)
             arrivals = completions if settings.overlaps_learning else np.full(len(work), after)
             everything = TrainerPlan(self._held_gpus, 0.0)
             return run_trainer(arrivals, work, own, everything, start_seconds=0.0, update_seconds=update)
+        if settings.learns_from is not None:
+            half = np.sort(completions)[math.ceil(settings.learns_from * len(completions)) - 1]
+            plan = TrainerPlan(every, float(half) - start)
+            return run_trainer(completions, work, free, plan, start_seconds=start, update_seconds=update)
         if settings.overlaps_learning and self._trainer is not None:
             foreseen = np.array([self._foreseen[prompt] for prompt in prompts])
             expected = completions if "arrivals" in settings.told else foreseen
@@ -318,10 +357,30 @@ def run_policy(
     progress: Progress = lambda: None,
 ) -> list[StepResult]:
     """Take all steps of the trace, and call `progress` after each."""
-    run = Run(scenario, settings, trace, seed)
+    own = own_stages(scenario, settings) if settings.own_stages else None
+    run = Run(scenario, settings, trace, seed, own)
     random = np.random.default_rng(seed)
     results = []
     for groups in trace.steps(scenario.prompts_per_step, random):
         results.append(run.step(groups))
         progress()
     return results
+
+
+_TRIAL_SEED = 2**20
+"""Seed of the lengths by which a job's settings are chosen; no run has them."""
+
+
+@lru_cache(maxsize=64)
+def own_stages(scenario: Scenario, settings: PolicySettings) -> OwnStages:
+    """Return the stages of a job whose learner has the GPUs that suit the scenario best by its λ, as a user would find
+    with `rlhfless plan`: those of a step of typical lengths, after one in which the lengths were learnt."""
+    trial = replace(scenario, epochs=2, steps_per_epoch=1)
+    trace = trial.draw_trace(_TRIAL_SEED)
+    options = [OwnStages(scenario, size, settings.publishes_beside) for size in learner_sizes(scenario)]
+    rows = []
+    for own in options:
+        run = Run(trial, settings, trace, 0, own)
+        *_, step = [run.step(groups) for groups in trace.steps(trial.prompts_per_step, np.random.default_rng(0))]
+        rows.append((step.seconds, step.gpu_seconds))
+    return options[best_of(rows, scenario.cost_weight)]

@@ -51,7 +51,7 @@ def test_rows_are_means_over_whole_runs_beside_synchronous_steps() -> None:
 def test_synchronous_rows_are_those_of_the_other_comparison() -> None:
     result = compare(SMALL, [0], systems={}, steps=SMALL.epochs)
     other = simulate(SMALL, [0], policies=["rlhfless"])["policies"][0]
-    mean = (other["seconds"] * (SMALL.epochs - 1) + other["first_epoch_seconds"]) / SMALL.epochs
+    mean = (other["seconds"] * (SMALL.epochs - 1) + other["first_epoch"]["seconds"]) / SMALL.epochs
     assert result["policies"][1]["seconds"] == pytest.approx(mean)
 
 

@@ -14,7 +14,7 @@ from rlhfless_operator.simulator.asynchronous.rollouts import run_rollouts
 from rlhfless_operator.simulator.asynchronous.streaming import run_streaming
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split, Streaming, System
 from rlhfless_operator.simulator.asynchronous.work import Outcome, draw_steps
-from rlhfless_operator.simulator.policies import POLICIES
+from rlhfless_operator.simulator.policies import find_policy
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.simulate import fitted
 from rlhfless_operator.simulator.steps import StepResult, run_policy
@@ -121,8 +121,7 @@ def run_synchronous(
     scenario: Scenario, policy: str, trace: Trace | RecordedTrace, seed: int, steps: int
 ) -> list[StepResult]:
     """Run the first `steps` steps of a synchronous policy, or fewer if the trace has fewer."""
-    settings = POLICIES[policy]  # type: ignore[index]
-    return run_policy(scenario, settings, trace, seed)[:steps]
+    return run_policy(scenario, find_policy(policy), trace, seed)[:steps]
 
 
 def compare(

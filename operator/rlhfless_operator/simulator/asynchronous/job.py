@@ -76,7 +76,7 @@ class Work:
 
 
 @dataclass
-class _Rollout:
+class Rollout:
     """A rollout that is under way."""
 
     number: int
@@ -131,7 +131,7 @@ class AsynchronousJob:
         self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale)
         self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
         self._numbers = itertools.count()
-        self._rollouts: dict[int, _Rollout] = {}
+        self._rollouts: dict[int, Rollout] = {}
         """Incomplete rollouts by number."""
         self._names: dict[GroupName, tuple[Group, int]] = {}
         """Groups that no step has taken, with the version that began them."""
@@ -143,6 +143,8 @@ class AsynchronousJob:
         self._generators: StageInstances[ShareEnds] = StageInstances()
         self._preparers: StageInstances[tuple[int, ...]] = StageInstances()
         """The preparation instances; the groups of chunks wait for one."""
+        self._number_of: dict[int, int] = {}
+        """Rollout that each group belongs to."""
         self._idle: list[int] = []
         """Versions that idle instances have."""
         self._learning = False
@@ -156,17 +158,21 @@ class AsynchronousJob:
 
     def until(self, steps: int) -> Work:
         """Run until `steps` steps are written down."""
-        now = 0.0
+        now, kind = 0.0, ""
         self._admit()
         while self._written < steps:
             self._begin(now)
-            self._prepare(now)
-            self._learn(now)
-            # A step that waits may have let more rollouts begin.
-            self._begin(now)
-            now, _, kind, number, groups = heapq.heappop(self._events)
+            if kind != "batch":
+                # What a batch has completed comes as an event of its own.
+                self._prepare(now)
+                self._learn(now)
+                # A step that waits may have let more rollouts begin.
+                self._begin(now)
+            now, order, kind, number, groups = heapq.heappop(self._events)
             if kind == "actor":
                 self._actor_ends(self._rollouts[number])
+            elif kind == "batch":
+                self._batch_event(number, order, now)
             elif kind == "complete":
                 self._rollouts[number].complete.extend(groups)
             elif kind == "prepared":
@@ -179,6 +185,7 @@ class AsynchronousJob:
                 self._learnt(now)
             elif kind == "published":
                 self._published(number, now)
+        self._closes(now)
         self._work.left = [*itertools.chain.from_iterable(self._batches.values()), *self._names.values()]
         return self._work
 
@@ -198,13 +205,30 @@ class AsynchronousJob:
             plan = self._plans.plan(list(groups.values()))
             generators = self._generators.begin(self._begun, len(plan.shares))
             preparers = self._preparers.begin(self._begun, plan.preparers)
-            self._rollouts[self._begun] = _Rollout(self._begun, groups, self._written, now, generators, preparers)
+            self._enter(Rollout(self._begun, groups, self._written, now, generators, preparers))
             for share in plan.shares:
                 self._generators.wait(generators, share)
-            self._buffer.begin(self._begun, groups, self._written)
-            self._names |= {GroupName(self._begun, number): (group, self._written) for number, group in groups.items()}
             self._deal(now)
         self._deal(now)
+
+    def _enter(self, rollout: Rollout) -> None:
+        number, version = rollout.number, rollout.version
+        self._rollouts[number] = rollout
+        self._buffer.begin(number, rollout.groups, version)
+        self._names |= {GroupName(number, each): (group, version) for each, group in rollout.groups.items()}
+        self._number_of |= dict.fromkeys(rollout.groups, number)
+
+    def _rollout_of(self, group: int) -> Rollout:
+        return self._rollouts[self._number_of[group]]
+
+    def _batch_event(self, name: int, number: int, now: float) -> None:
+        """Bring a live batch up to now, of which there is none here."""
+
+    def _version_is_there(self, now: float) -> None:
+        """Take a new version up: here an actor keeps the weights that its rollout began with."""
+
+    def _closes(self, now: float) -> None:
+        """Count the work of actors that go on after the last step: here it was counted when they began."""
 
     def _draw(self) -> list[Group]:
         """Draw the groups of a rollout: dropped groups, with the lengths that they had, and new ones."""
@@ -219,7 +243,7 @@ class AsynchronousJob:
             part, share = dealt
             self._act(self._rollouts[part.step], share, now)
 
-    def _act(self, rollout: _Rollout, share: ShareEnds, now: float) -> None:
+    def _act(self, rollout: Rollout, share: ShareEnds, now: float) -> None:
         """Let an actor with an instance work until it has nothing left."""
         if rollout.version in self._idle:
             self._idle.remove(rollout.version)
@@ -238,7 +262,7 @@ class AsynchronousJob:
         self._work.generation.append((now, end))
         self._announce(end, "actor", rollout.number)
 
-    def _actor_ends(self, rollout: _Rollout) -> None:
+    def _actor_ends(self, rollout: Rollout) -> None:
         rollout.generators.left -= 1
         rollout.generators.at_work -= 1
         self._idle.append(rollout.version)
@@ -271,7 +295,7 @@ class AsynchronousJob:
             self._work.preparation.append((now, end))
             self._announce(end, "prepared", part.step, chunk)
 
-    def _prepared(self, rollout: _Rollout, groups: tuple[int, ...], now: float) -> None:
+    def _prepared(self, rollout: Rollout, groups: tuple[int, ...], now: float) -> None:
         for group in groups:
             self._buffer.complete(ReadyGroup(GroupName(rollout.number, group), rollout.version, ""))
         rollout.unprepared -= len(groups)
@@ -281,7 +305,7 @@ class AsynchronousJob:
             self._plans.observe(list(rollout.groups.values()))
             self._forget(rollout)
 
-    def _forget(self, rollout: _Rollout) -> None:
+    def _forget(self, rollout: Rollout) -> None:
         if not rollout.generators.left and not rollout.unprepared:
             del self._rollouts[rollout.number]
             self._generators.end(rollout.generators)
@@ -332,10 +356,13 @@ class AsynchronousJob:
         self._written = step
         groups, versions = zip(*self._batches.pop(step), strict=True)
         self._work.steps.append(Step(now, groups, versions))
+        self._version_is_there(now)
         self._admit()
         if self._learning and self._work.learning[-1][1] <= now:
             # The next step was learnt already.
             self._learnt(now)
 
-    def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> None:
-        heapq.heappush(self._events, (at, next(self._numbers), kind, number, groups))
+    def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> int:
+        order = next(self._numbers)
+        heapq.heappush(self._events, (at, order, kind, number, groups))
+        return order

@@ -1,12 +1,20 @@
 """The plans of an asynchronous job's steps, made as live jobs make them."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, StepSetting, plan_generation
+from rlhfless_operator.planner.step.generation import (
+    ExpectedGroup,
+    ExpectedSamples,
+    PlannedStep,
+    StepSetting,
+    plan_generation,
+)
 from rlhfless_operator.planner.step.planning import Limits, Share, longest_first
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, share_ends
@@ -29,6 +37,18 @@ def ends_of_shares(
     ]
 
 
+@dataclass(frozen=True)
+class LivePlan:
+    """The actors of a rollout, and the order of its groups."""
+
+    actors: int
+    places: int
+    """Samples in the batch of each actor."""
+    order: Sequence[Group]
+    """Groups, those with the longest expected responses first."""
+    preparers: int = 1
+
+
 class LivePlans:
     """The plans of the `cost` policy, by the lengths of earlier steps.
 
@@ -46,6 +66,20 @@ class LivePlans:
 
     def plan(self, groups: Sequence[Group]) -> StepShares:
         """Return the plan of the next step."""
+        made, profile = self._made(groups), self._profile
+        return StepShares(
+            ends_of_shares(made.generation.shares, groups, profile, self._split.sequences), made.preparers
+        )
+
+    def plan_batches(self, groups: Sequence[Group]) -> LivePlan:
+        """Return the plan of the next rollout, if its groups join live batches."""
+        made, longest = self._made(groups), self._scenario.lengths.longest
+        shares = made.generation.shares
+        places = math.ceil(sum(len(share.samples) for share in shares) / len(shares))
+        order = sorted(groups, key=lambda group: -self._predictor.predict(group.prompt).outlook(0, longest)[0])
+        return LivePlan(len(shares), places, order, made.preparers)
+
+    def _made(self, groups: Sequence[Group]) -> PlannedStep:
         profile, split = self._profile, self._split
         samples = ExpectedSamples.of(
             (
@@ -67,8 +101,7 @@ class LivePlans:
             learning_seconds=self._history.mean("learning"),
             max_staleness=self._system.max_staleness,
         )
-        made = plan_generation("cost", samples, setting)
-        return StepShares(ends_of_shares(made.generation.shares, groups, profile, split.sequences), made.preparers)
+        return plan_generation("cost", samples, setting)
 
     def _training(self) -> Training:
         profile, split = self._profile, self._split

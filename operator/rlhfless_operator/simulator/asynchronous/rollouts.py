@@ -7,6 +7,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.bounds import least_held
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use, Work
+from rlhfless_operator.simulator.asynchronous.live_job import LiveJob, Swaps
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, Outcome
@@ -24,18 +25,52 @@ def run_rollouts(
     history = History()
     learning, preparation = scenario.learning_gpu_seconds(1.0), scenario.preparation_gpu_seconds(1.0)
     profile = scenario.profile()
-    publishing = min(scenario.publishing_seconds, scenario.update_seconds)
     seconds = StageSeconds(
         weight_load=profile.weight_load_seconds,
         preparation_token=preparation / scenario.gpus_per_instance,
         learning_token=(learning + (0.0 if split.preparers else preparation)) / split.learner_gpus,
-        update=scenario.update_seconds - publishing,
-        publishing=publishing,
+        update=scenario.update_seconds - scenario.publishing_seconds + copy_seconds(scenario, split.learner_gpus),
+        publishing=scenario.store_seconds(split.learner_gpus),
         prepares=split.preparers > 0,
     )
     plans = LivePlans(scenario, system, split, history)
-    work = AsynchronousJob(system, scenario.prompts_per_step, seconds, plans, history, batches).until(steps)
+    if system.lives:
+        swaps = Swaps(profile.weight_load_seconds, swap_seconds(scenario))
+        job: AsynchronousJob = LiveJob(
+            system,
+            scenario.prompts_per_step,
+            seconds,
+            plans,
+            history,
+            batches,
+            profile=profile,
+            sequences=split.sequences,
+            swaps=swaps,
+        )
+    else:
+        job = AsynchronousJob(system, scenario.prompts_per_step, seconds, plans, history, batches)
+    work = job.until(steps)
     return _outcome(scenario, split, profile, work)
+
+
+_SWAP_RATE = 4.2e9
+"""Bytes of weights per second and GPU that an actor swaps for others in its host's memory. Measured: 126 MB in 30 ms,
+`benchmarks/weights/results/weight_swap.json`."""
+
+
+_COPY_RATE = 5.6e9
+"""Bytes of weights per second and GPU that the learner copies to its host's memory. Measured: 126 MB in 23 ms,
+`benchmarks/weights/results/publishing.json`."""
+
+
+def copy_seconds(scenario: Scenario, learner_gpus: int) -> float:
+    """Return the seconds for which publishing holds the learner up: the rest of it goes on beside the next step."""
+    return scenario.model.weight_bytes / learner_gpus / _COPY_RATE
+
+
+def swap_seconds(scenario: Scenario) -> float:
+    """Return the seconds for which an actor stands still for newer weights, besides computing contexts anew."""
+    return scenario.model.weight_bytes / scenario.gpus_per_instance / _SWAP_RATE
 
 
 def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: Work) -> Outcome:

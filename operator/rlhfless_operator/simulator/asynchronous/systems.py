@@ -42,6 +42,8 @@ class Rollouts:
     max_staleness: int
     too_stale: TooStale = "wait"
     """Rule for a group that would become too stale."""
+    lives: bool = False
+    """Whether rollouts share batches that live, and swap weights in flight (`newWeights: switch`)."""
     preparers: int = 64
     """Most instances that only prepare. With 0 the learner's GPUs prepare before they learn."""
 
@@ -95,6 +97,15 @@ SYSTEMS: dict[str, System] = {
         ),
         Rollouts("rlhfless-async-1", "ours with maxStaleness 1", max_staleness=1),
         Rollouts("rlhfless-async-2", "ours with maxStaleness 2", max_staleness=2),
+        Rollouts("rlhfless-async-1-switch", "ours with maxStaleness 1, newWeights switch", max_staleness=1, lives=True),
+        Rollouts("rlhfless-async-2-switch", "ours with maxStaleness 2, newWeights switch", max_staleness=2, lives=True),
+        Rollouts(
+            "rlhfless-async-1-switch-downweight",
+            "ours with maxStaleness 1, newWeights switch and tooStale downweight",
+            max_staleness=1,
+            too_stale="downweight",
+            lives=True,
+        ),
         Rollouts(
             "rlhfless-async-2-downweight",
             "ours with maxStaleness 2 and tooStale downweight",

@@ -1,0 +1,151 @@
+"""Preparation and learning on instances of their own, each stage after the one before, as the live loop has them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
+from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption
+from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.simulator.scenarios import Scenario
+
+STATE_BYTES = 16
+"""Bytes of a trained parameter on the learner's GPUs: weights, gradients and Adam's two moments in float32."""
+_SAVED_BYTES = 12
+"""Those of them that a learner saves before it is let go, and loads when it starts: all but the gradients."""
+_STATE_RATE = 2e9
+"""Bytes per second of a GPU's state, either way, as in rehearsals."""
+_MOST_PREPARERS = 64
+
+
+@dataclass(frozen=True)
+class OwnStages:
+    """The instances of preparation and learning of a job, and what they take.
+
+    Args:
+        learner_gpus: GPUs of the learner.
+        publishes_beside: whether publishing holds up no step. The loop writes the weights to the store first.
+    """
+
+    scenario: Scenario
+    learner_gpus: int
+    publishes_beside: bool = False
+
+    @property
+    def _after(self) -> float:
+        """Seconds from the last gradient until the new weights are in the store."""
+        scenario = self.scenario
+        if self.publishes_beside:
+            return scenario.update_seconds
+        return scenario.update_seconds - scenario.publishing_seconds + scenario.store_seconds(self.learner_gpus)
+
+    @property
+    def _state_seconds(self) -> float:
+        """Seconds in which the learner saves its state before it is let go, and in which a fresh one loads it. One that
+        sleeps has it in the host's memory."""
+        if self.scenario.sleeps:
+            return 0.0
+        return state_parameters(self.scenario) * _SAVED_BYTES / (self.learner_gpus * _STATE_RATE)
+
+    @property
+    def most_instances(self) -> int:
+        """Most generation instances of a plan. Whole pods of two stages are there at a time, so that starts are
+        hidden."""
+        scenario = self.scenario
+        if scenario.sleeps:
+            return scenario.instances
+        return max(1, (scenario.gpus - self.learner_gpus) // scenario.gpus_per_instance - 1)
+
+    def training(self) -> Training:
+        """Return what the plan of a step knows of both stages: what earlier steps would have measured."""
+        scenario = self.scenario
+        most = min(_MOST_PREPARERS, scenario.instances)
+        start, state = scenario.trainer_start_seconds, self._state_seconds
+        # A wake that nothing hides delays the step; a start that the forecast hides is charged alone.
+        hidden = 0.0 if scenario.sleeps else start
+        learner = LearnerOption(
+            self.learner_gpus,
+            scenario.learning_gpu_seconds(1.0) / self.learner_gpus,
+            self._after + start - hidden + state,
+            hidden + state,
+        )
+        return Training(
+            gpus=scenario.gpus,
+            token_gpu_seconds=scenario.preparation_gpu_seconds(1.0) / scenario.gpus_per_instance,
+            start_seconds=0.0,
+            update_seconds=0.0,
+            preparation_price=float(scenario.gpus_per_instance),
+            preparers=tuple(2**power for power in range(most.bit_length())),
+            preparer_idle_seconds=scenario.startup_seconds,
+            learners=(learner,),
+        )
+
+    def run(
+        self,
+        completions: Floats,
+        preparation: Floats,
+        learning: Floats,
+        ends: Sequence[float],
+        preparers: int,
+        *,
+        is_there: bool,
+    ) -> TrainerRun:
+        """Prepare the groups, then learn from all of them.
+
+        Both begin by the forecast, which is corrected as the rollout goes on: preparation so that it works without a
+        pause, the learner when the last group is prepared. A learner that would wait for longer than a switch costs is
+        let go.
+
+        Args:
+            completions: [groups] moments at which each is generated.
+            preparation: [groups] GPU-seconds of each.
+            learning: [groups] GPU-seconds of each.
+            ends: moments at which the generation instances have ended.
+            preparers: instances that prepare.
+            is_there: whether the learner was there in the step before.
+        """
+        scenario, each = self.scenario, self.scenario.gpus_per_instance
+        free = free_gpus(ends, scenario.gpus, each)
+        start, total, last = scenario.startup_seconds, float(preparation.sum()), float(completions.max())
+        gpus = preparers * each
+        begin = max(0.0, last - total / gpus - start)
+        prepared = run_trainer(
+            completions, preparation, free, TrainerPlan(gpus, begin), start_seconds=start, update_seconds=0.0
+        )
+        # The last chunk is prepared after the last group is there.
+        complete = max(prepared.end, last + total / gpus / CHUNKS_PER_STEP)
+        # The learner's GPUs come together. While preparation has GPUs, they are others.
+        beside = gpus + self.learner_gpus
+        together = float(free[beside - 1]) if beside <= len(free) else math.inf
+        together = min(together, max(complete, float(free[self.learner_gpus - 1])))
+        start, state = scenario.trainer_start_seconds, self._state_seconds
+        after = float(learning.sum()) / self.learner_gpus + self._after
+        if is_there and not scenario.sleeps and together == -math.inf and complete <= start + 2 * state:
+            asked, saved, end = 0.0, 0.0, complete + after
+        else:
+            asked, saved = max(together, complete if scenario.sleeps else complete - start), state
+            end = max(complete, asked + start) + state + after
+        held = self.learner_gpus * (end - asked + saved) + gpus * (complete - prepared.end)
+        moments = (*prepared.asked, *([asked] * self.learner_gpus))
+        return TrainerRun(end, self.learner_gpus, held + prepared.gpu_seconds, moments)
+
+
+def learner_sizes(scenario: Scenario) -> list[int]:
+    """Return the numbers of GPUs on which the learner's state fits: powers of two, and all GPUs."""
+    least = math.ceil(STATE_BYTES * state_parameters(scenario) / (0.8 * scenario.gpu.memory))
+    sizes = {2**power for power in range(scenario.gpus.bit_length())} | {scenario.gpus}
+    return sorted(size for size in sizes if least <= size <= scenario.gpus) or [scenario.gpus]
+
+
+def state_parameters(scenario: Scenario) -> float:
+    """Return the parameters that are trained: PPO's critic is as large as the policy."""
+    return scenario.model.parameters * (2 if scenario.algorithm == "ppo" else 1)
+
+
+def best_of(rows: Sequence[tuple[float, float]], cost_weight: float) -> int:
+    """Return the place of the (seconds, GPU-seconds) with the least (1 − λ) · time + λ · cost, each over its least."""
+    seconds, cost = np.array(rows).T
+    return int(np.argmin((1 - cost_weight) * seconds / seconds.min() + cost_weight * cost / cost.min()))

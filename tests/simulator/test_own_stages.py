@@ -1,0 +1,146 @@
+"""The system that ships: stages on instances of their own, starts by platform, weights through the store."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhfless_operator.simulator import policies
+from rlhfless_operator.simulator.assumptions import Assumptions, assume
+from rlhfless_operator.simulator.own_stages import OwnStages, best_of, learner_sizes
+from rlhfless_operator.simulator.policies import COMPLETE, EVERYTHING, find_policy
+from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario, on_platform
+from rlhfless_operator.simulator.steps import Run, StepResult, own_stages, run_policy
+from tests.simulator.small_scenario import SMALL
+
+SLEEPING = dataclasses.replace(SMALL, gpus=16, startup_seconds=2.0, trainer_start_seconds=3.0, store_rate=1e9)
+COMPLETIONS = np.array([10.0, 20.0, 30.0])
+WORK = np.array([2.0, 2.0, 2.0])
+
+
+def learnt(scenario: Scenario, gpus: int = 4, **changed: Any) -> Any:
+    own = OwnStages(scenario, gpus, **{key: changed.pop(key) for key in ("publishes_beside",) if key in changed})
+    given = {"ends": [15.0, 30.0], "preparers": 1, "is_there": True} | changed
+    return own.run(COMPLETIONS, WORK, 10 * WORK, **given)
+
+
+def test_the_learner_begins_when_the_last_group_is_prepared_and_wakes_first_on_slots() -> None:
+    run = learnt(SLEEPING)
+    last_group = 2.0
+    published = SLEEPING.update_seconds - SLEEPING.publishing_seconds + SLEEPING.store_seconds(4)
+    assert run.asked[-1] == pytest.approx(30 + last_group)
+    assert run.end == pytest.approx(30 + last_group + 3.0 + 60 / 4 + published)
+
+
+def test_a_forecast_hides_the_start_of_a_whole_pod_and_not_the_load_of_its_state() -> None:
+    pods = dataclasses.replace(SLEEPING, sleeps=False)
+    state = 12 * pods.model.parameters / (4 * 2e9)
+    published = pods.update_seconds - pods.publishing_seconds + pods.store_seconds(4)
+    run = learnt(pods)
+    assert run.asked[-1] == pytest.approx(32.0 - 3.0)
+    assert run.end == pytest.approx(32.0 + state + 60 / 4 + published)
+    # Saving is charged as well as loading, and so is preparation with its start.
+    assert run.gpu_seconds == pytest.approx(4 * (run.end - 29.0 + state) + 32.0 - (30 - 6.0 - 2.0))
+
+
+def test_a_learner_that_would_wait_for_less_than_a_switch_is_kept() -> None:
+    pods = dataclasses.replace(SLEEPING, sleeps=False, trainer_start_seconds=40.0)
+    kept, first = learnt(pods), learnt(pods, is_there=False)
+    assert kept.asked[-1] == 0.0
+    assert kept.end < first.end
+    assert kept.gpu_seconds >= 4 * kept.end
+
+
+def test_a_learner_waits_until_all_of_its_gpus_are_free() -> None:
+    few = dataclasses.replace(SLEEPING, gpus=4)
+    busy = learnt(few, ends=[30.0, 30.0, 33.0, 50.0])
+    assert busy.asked[-1] == 50.0
+
+
+def test_more_gpus_of_a_learner_publish_faster_up_to_a_node() -> None:
+    assert SLEEPING.store_seconds(1) == pytest.approx(SLEEPING.model.weight_bytes / 1e9)
+    assert SLEEPING.store_seconds(8) == pytest.approx(SLEEPING.store_seconds(1) / 8)
+    assert SLEEPING.store_seconds(64) == SLEEPING.store_seconds(8)
+    beside, stored = learnt(SLEEPING, publishes_beside=True), learnt(SLEEPING)
+    assert stored.end - beside.end == pytest.approx(SLEEPING.store_seconds(4) - SLEEPING.publishing_seconds)
+
+
+def test_a_learner_has_gpus_enough_for_its_state_and_those_that_suit_the_scenario() -> None:
+    best = SCENARIOS["paper-3b-gsm8k-grpo"]
+    assert learner_sizes(best) == [2, 4, 8, 16]
+    assert learner_sizes(dataclasses.replace(best, algorithm="ppo")) == [4, 8, 16]
+    cheap, fast = (dataclasses.replace(SLEEPING, cost_weight=weight) for weight in (1.0, 0.0))
+    ours = find_policy("rlhfless")
+    assert own_stages(cheap, ours).learner_gpus <= own_stages(fast, ours).learner_gpus
+    assert best_of([(10.0, 1.0), (1.0, 10.0)], 1.0) == 0
+    assert best_of([(10.0, 1.0), (1.0, 10.0)], 0.0) == 1
+
+
+def means(steps: list[StepResult]) -> tuple[float, float]:
+    later = steps[1:]
+    return sum(each.seconds for each in later) / len(later), sum(each.gpu_seconds for each in later) / len(later)
+
+
+def test_each_ability_that_the_loop_lacks_is_named_and_switched_on_in_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = SLEEPING.draw_trace(0)
+    found = {name: run_policy(SLEEPING, find_policy(name), trace, 0) for name in ("rlhfless", COMPLETE)}
+    assert means(found[COMPLETE])[0] < means(found["rlhfless"])[0]
+    monkeypatch.setattr(policies, "IN_THE_LOOP", EVERYTHING)
+    assert policies.find_policy("rlhfless+overlap").may_hold
+    with pytest.raises(ValueError, match=r"policy is 'rlhfless\+luck': choose one of .*holding, overlap, publishing"):
+        find_policy("rlhfless+luck")
+    with pytest.raises(ValueError, match=r"policy is 'static\+overlap'"):
+        find_policy("static+overlap")
+
+
+def test_dearer_starts_make_a_step_dearer_on_whole_pods_and_longer_on_slots() -> None:
+    for sleeps in (True, False):
+        few, many = (
+            dataclasses.replace(SLEEPING, sleeps=sleeps, startup_seconds=start, trainer_start_seconds=start)
+            for start in (1.0, 20.0)
+        )
+        cheap, dear = (means(run_policy(each, find_policy("rlhfless"), each.draw_trace(0), 0)) for each in (few, many))
+        assert dear[1] > cheap[1]
+        if sleeps:
+            assert dear[0] > cheap[0]
+
+
+def test_a_platform_has_its_starts_and_an_unknown_one_is_named() -> None:
+    best = SCENARIOS["paper-3b-gsm8k-grpo"]
+    assert assume(best, Assumptions(platform="slots")) == best
+    pods = assume(best, Assumptions(platform="pods"))
+    assert (pods.startup_seconds, pods.trainer_start_seconds, pods.sleeps) == (30.0, 30.0, False)
+    with pytest.raises(ValueError, match="platform is 'moon': choose one of slots, pods, processes"):
+        on_platform(best, "moon")
+
+
+def test_a_step_is_that_of_a_rehearsed_job() -> None:
+    """benchmarks/simulator/results/rehearsal.json: real processes took 91 to 93 s and 344 GPU-seconds a step."""
+    best = SCENARIOS["paper-3b-gsm8k-grpo"]
+    rehearsed = dataclasses.replace(
+        best, gpus=13, trainer_start_seconds=2.0, sleeps=False, publishing_seconds=0.0, store_rate=1e15
+    )
+
+    class OnePreparer(OwnStages):
+        def training(self) -> Any:
+            return dataclasses.replace(super().training(), preparers=(1,))
+
+    trace = rehearsed.draw_trace(0)
+    run = Run(rehearsed, find_policy("rlhfless"), trace, 0, OnePreparer(rehearsed, 4))
+    _, second, third, *_ = [run.step(groups) for groups in trace.steps(256, np.random.default_rng(0))]
+    for step in (second, third):
+        assert step.instances == 3
+        # The machine was busy: 2.3 s of each step were its own overhead.
+        assert step.seconds == pytest.approx(92 - 2.3, rel=0.07)
+        assert step.gpu_seconds == pytest.approx(344, rel=0.07)
+
+
+def test_the_papers_policy_may_begin_to_learn_when_half_of_the_groups_are_complete() -> None:
+    trace = SLEEPING.draw_trace(0)
+    plain, overlapped = (
+        means(run_policy(SLEEPING, find_policy(name), trace, 0)) for name in ("paper", "paper-overlap")
+    )
+    assert overlapped[0] < plain[0]
