@@ -20,8 +20,8 @@ def test_baselines_are_tuned_on_each_scenario(tmp_path: Path) -> None:
     found = compare(SMALL, [0], [0])
     assert [row["policy"] for row in found["policies"]] == [*POLICIES, COMPLETE]
     page = tmp_path / "page.md"
-    page.write_text("# A\n<!-- scenarios -->\nold\n<!-- end of scenarios -->\nkept\n")
+    page.write_text("# A\n<!-- scenarios -->\nstale\n<!-- end of scenarios -->\nkept\n")
     write_tables({"scenarios": {"small": found}}, page)
     text = page.read_text()
-    assert "old" not in text and text.endswith("<!-- end of scenarios -->\nkept\n")
+    assert "stale" not in text and text.endswith("<!-- end of scenarios -->\nkept\n")
     assert "Tuned here: rlhfuse: τ = " in text

@@ -144,3 +144,12 @@ def test_the_papers_policy_may_begin_to_learn_when_half_of_the_groups_are_comple
         means(run_policy(SLEEPING, find_policy(name), trace, 0)) for name in ("paper", "paper-overlap")
     )
     assert overlapped[0] < plain[0]
+
+
+def test_a_learner_that_overlaps_publishes_through_the_store_too() -> None:
+    trace = SLEEPING.draw_trace(0)
+    stored, beside = (
+        means(run_policy(SLEEPING, find_policy(name), trace, 0))
+        for name in ("rlhfless+overlap", "rlhfless+overlap+publishing")
+    )
+    assert stored[0] > beside[0]

@@ -85,6 +85,14 @@ class Run:
         """Number of instances that prepare, by the plan; 0 if preparation has none of its own."""
         self._is_first = True
 
+    @property
+    def _update_seconds(self) -> float:
+        """Seconds of the optimizer's step and of publishing, by a learner on all free GPUs."""
+        scenario = self._scenario
+        if self._settings.publishes_beside:
+            return scenario.update_seconds
+        return scenario.update_seconds - scenario.publishing_seconds + scenario.store_seconds(scenario.gpus)
+
     def _profile_in(self, epoch: int) -> InstanceProfile:
         profile = self._scenario.profile(drafts=self._settings.drafts and epoch > 0)
         return profile if self._settings.starts else replace(profile, startup_seconds=0.0)
@@ -170,7 +178,7 @@ class Run:
                 scenario.gpus,
                 scenario.preparation_gpu_seconds(1.0) + scenario.learning_gpu_seconds(1.0),
                 scenario.trainer_start_seconds,
-                scenario.update_seconds,
+                self._update_seconds,
             )
         setting = StepSetting(
             profile,
@@ -258,7 +266,7 @@ class Run:
         """Run preparation and learning."""
         scenario, settings = self._scenario, self._settings
         start = scenario.trainer_start_seconds if settings.starts else 0.0
-        update = scenario.update_seconds
+        update = self._update_seconds
         free = self._free(generation)
         if self._own is not None and not self._holds:
             instances = [each.end for each in generation.held]
