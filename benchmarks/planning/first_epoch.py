@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.shared.records import described_run, write_record
 from rlhfless_operator.planner.lengths import rank_correlation
-from rlhfless_operator.simulator.policies import POLICIES
+from rlhfless_operator.simulator.policies import COMPLETE, POLICIES, find_policy
 from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario, find_scenario
 from rlhfless_operator.simulator.steps import run_policy
 from rlhfless_operator.simulator.traces import Trace
@@ -40,7 +40,7 @@ def correlated(trace: Trace, correlation: float, seed: int) -> Trace:
 
 def measure(scenario: Scenario, seeds: range) -> Iterator[dict[str, Any]]:
     """Yield the first epoch's means of static GPUs, and of ours by what is known of lengths."""
-    ours = POLICIES["rlhfless"]
+    ours = find_policy(COMPLETE)
     cases = [
         ("static", POLICIES["static"], 0.0),
         *((f"correlation {share:g}", ours, share) for share in CORRELATIONS),

@@ -21,7 +21,7 @@ from rlhfless_operator.simulator.instance import Instance
 
 @dataclass(frozen=True)
 class Swaps:
-    """What new weights cost an actor."""
+    """The costs of new weights for an actor."""
 
     load_seconds: float
     """Seconds until a fresh actor has its first weights."""

@@ -76,7 +76,9 @@ class LivePlans:
         made, longest = self._made(groups), self._scenario.lengths.longest
         shares = made.generation.shares
         places = math.ceil(sum(len(share.samples) for share in shares) / len(shares))
-        order = sorted(groups, key=lambda group: -self._predictor.predict(group.prompt).outlook(0, longest)[0])
+        order = sorted(
+            groups, key=lambda group: -self._predictor.predict(group.prompt, group.prompt_tokens).outlook(0, longest)[0]
+        )
         return LivePlan(len(shares), places, order, made.preparers)
 
     def _made(self, groups: Sequence[Group]) -> PlannedStep:
