@@ -59,7 +59,9 @@ class Foresight:
             SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
             for each, tokens in zip(self._responses, self.lengths(), strict=True)
         ]
-        return ExpectedSamples(loads, self.runaways, self._longest)
+        seen = sum(each.seen > 0 for each in self._estimates.values())
+        known = "division" in self._settings.told or 2 * seen >= len(self._estimates)
+        return ExpectedSamples(loads, self.runaways, self._longest, known)
 
     def lengths(self) -> list[float]:
         """Return the expected tokens of each response, for the division [responses]."""

@@ -42,6 +42,8 @@ class ExpectedSamples:
     """Share of each prompt's responses that do not end by themselves."""
     longest: int
     """Tokens at which a response is truncated."""
+    known: bool = True
+    """Whether at least half of the prompts have a history."""
 
     @classmethod
     def of(cls, groups: Iterable[ExpectedGroup], longest: int) -> Self:
@@ -56,7 +58,8 @@ class ExpectedSamples:
             for group in groups
             for index, tokens in enumerate(group.estimate.group(group.samples, longest))
         ]
-        return cls(loads, {group.prompt: group.estimate.runaways for group in groups}, longest)
+        known = 2 * sum(group.estimate.seen > 0 for group in groups) >= len(groups)
+        return cls(loads, {group.prompt: group.estimate.runaways for group in groups}, longest, known)
 
     @property
     def tail_tokens(self) -> float:
@@ -178,6 +181,7 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
             tail_tokens=samples.tail_tokens,
             runaways=samples.runaways,
             holding=setting.holding,
+            known=samples.known,
         )
 
     if setting.max_staleness is not None:

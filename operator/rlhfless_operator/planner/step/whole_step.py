@@ -25,6 +25,8 @@ _RIVAL_COUNTS = 4
 _POINTS = 8
 """Number of deadlines of each kind that are compared before the search goes on around the best."""
 _ROUNDS = 4
+_MOST_DEARER = 1.02
+"""Factor by which a plan may cost more than GPUs that are held all the time, where GPUs can be held."""
 _NEIGHBOUR = 1.1
 """Ratio of the first deadlines that are tried beside the best one."""
 
@@ -65,6 +67,7 @@ def plan_step(
     tail_tokens: float = 0.0,
     runaways: Mapping[int, float] | None = None,
     holding: Holding | None = None,
+    known: bool = True,
 ) -> StepPlan:
     """Return the plan with the least (1 − λ) · time / least time + λ · GPU-seconds / least GPU-seconds of the step.
 
@@ -74,6 +77,7 @@ def plan_step(
         tail_tokens: length of a runaway; 0 if there can be none.
         runaways: share of each prompt's responses that are runaways.
         holding: costs of keeping an instance and the learner on a GPU; None if that is not possible.
+        known: whether most prompts have a history. If not, samples have lengths that may be those of others.
     """
     if not 0 <= cost_weight <= 1:
         raise ValueError(
@@ -94,7 +98,7 @@ def plan_step(
         )
     if tail_tokens:
         planners.append(Planner(samples, profile.latency, limits, charged, tail_tokens=tail_tokens, loads=loads))
-    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, holding)
+    search = _Search(loads, profile, training, work, tokens, ready_seconds, tail, cost_weight, holding, known)
     for planner in planners:
         search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(_POINTS // 2)])
     planner = planners[0]
@@ -148,8 +152,13 @@ class _Search:
         tail: Tail,
         cost_weight: float,
         holding: Holding | None,
+        known: bool,
     ) -> None:
-        self._holding = holding
+        self._holding, self._known = holding, known
+        self._even: tuple[bytes, ...] = ()
+        """Division of static actors: equal shares of all instances, in the given order."""
+        self._static: _Outcome | None = None
+        """Outcome of static actors; None if no GPU can be held."""
         self._loads, self._profile, self._training = loads, profile, training
         self._work, self._tokens = work, tokens
         self._ready, self._tail = ready_seconds, tail
@@ -172,7 +181,11 @@ class _Search:
         counts = sorted({round(count) for count in np.geomspace(least, most, _RIVAL_COUNTS)})
         rivals = [planner.dealt(count, ranked=True) for count in counts]
         choice = _Choice(planner, planner.least_seconds)
-        self._forecast([(choice, division) for division in [*rivals, planner.dealt(most)]])
+        self._forecast([(choice, division) for division in rivals])
+        even = planner.dealt(most)
+        self._even = _key(even)
+        self._tried.discard(self._even)
+        self._forecast([(choice, even)])
 
     def refine(self, rounds: int) -> None:
         """Try deadlines and stretches beside those of the best, nearer in each round."""
@@ -209,23 +222,30 @@ class _Search:
         return None if best is None else (best.seconds, best.gpu_seconds)
 
     def _best(self) -> _Outcome:
-        return min(self._outcomes, key=self._weighing())
+        return min(self._allowed(), key=self._weighing())
 
     def _weighing(self) -> Callable[[_Outcome], float]:
         """Return the function of an outcome that is to be least."""
         fastest, cheapest, weight = self._fastest(), self._cheapest(), self._cost_weight
         return lambda each: (1 - weight) * each.seconds / fastest + weight * each.gpu_seconds / cheapest
 
+    def _allowed(self) -> list[_Outcome]:
+        """Return the outcomes that are no worse than static actors, if GPUs can be held as theirs are."""
+        static = self._static
+        if static is None:
+            return self._outcomes
+        return [each for each in self._outcomes if _never_worse(each, static)]
+
     def _fastest(self) -> float:
-        return min(each.seconds for each in self._outcomes)
+        return min(each.seconds for each in self._allowed())
 
     def _cheapest(self) -> float:
-        return min(each.gpu_seconds for each in self._outcomes)
+        return min(each.gpu_seconds for each in self._allowed())
 
     def _forecast(self, divisions: Sequence[tuple[_Choice, Division]]) -> None:
         fresh = []
         for choice, division in divisions:
-            key = tuple(share.tobytes() for share in division.shares)
+            key = _key(division)
             if key not in self._tried:
                 self._tried.add(key)
                 forecast = StepForecast(division, self._loads, self._profile, self._ready, self._tail)
@@ -244,9 +264,11 @@ class _Search:
                 continue
             found = forecast.trained(self._work, self._training, self._price, len(division.shares))
             self._outcomes.append(_Outcome(choice, division, forecast.completions, *found))
-            if self._holding is not None:
+            if self._holding is not None and (self._known or _key(division) == self._even):
                 held = forecast.held(self._work, self._training, self._holding)
                 self._outcomes.append(_Outcome(choice, division, forecast.completions, found[0], *held, holds=True))
+                if _key(division) == self._even:
+                    self._static = self._outcomes[-1]
 
     def _trained_apart(
         self, choice: _Choice, division: Division, forecast: StepForecast, preparers: int
@@ -267,3 +289,14 @@ class _Search:
             stays = holding.stay(seconds, len(division.shares), preparers, trainer.gpus)
             outcomes.append(_Outcome(choice, division, ready, trainer, *stays, preparers, holds=True))
         return outcomes
+
+
+def _never_worse(outcome: _Outcome, static: _Outcome) -> bool:
+    """Return whether an outcome is not dearer than static actors by more than 2 %, and not slower at equal cost."""
+    if outcome.gpu_seconds * _MOST_DEARER < static.gpu_seconds:
+        return True
+    return outcome.gpu_seconds <= _MOST_DEARER * static.gpu_seconds and outcome.seconds <= static.seconds
+
+
+def _key(division: Division) -> tuple[bytes, ...]:
+    return tuple(share.tobytes() for share in division.shares)
