@@ -125,7 +125,7 @@ def test_a_step_is_that_of_a_rehearsed_job() -> None:
     )
 
     class OnePreparer(OwnStages):
-        def training(self) -> Any:
+        def training(self, stayed: Any = None) -> Any:
             return dataclasses.replace(super().training(), preparers=(1,))
 
     trace = rehearsed.draw_trace(0)
@@ -153,3 +153,16 @@ def test_a_learner_that_overlaps_publishes_through_the_store_too() -> None:
         for name in ("rlhfless+overlap", "rlhfless+overlap+publishing")
     )
     assert stored[0] > beside[0]
+
+
+def test_whole_pods_that_all_stay_start_once_and_are_paid_for_the_whole_step() -> None:
+    dear = dataclasses.replace(SMALL, sleeps=False, gpus=8, startup_seconds=60.0, trainer_start_seconds=60.0)
+    trace, own = dear.draw_trace(0), OwnStages(dear, 2)
+    run = Run(dear, find_policy("rlhfless"), trace, 0, own)
+    first, second = [run.step(groups) for groups in trace.steps(12, np.random.default_rng(0))]
+    assert run._stays and not run._holds
+    gpus, starts = own.stay(second.instances, run._preparers, (0, 0))
+    assert gpus == second.instances + run._preparers + 2
+    assert second.gpu_seconds == pytest.approx(gpus * second.seconds + starts)
+    assert starts > 0 and own.stay(second.instances, run._preparers, (second.instances, run._preparers)) == (gpus, 0.0)
+    assert run._own is own and first.seconds > 60.0

@@ -10,6 +10,6 @@ From the top down:
   any policy needs.
 - `asynchronous/`: the same for jobs that generate ahead of their learner.
 - `forecast`: the time and cost of a typical step.
-- `policies`: the systems that are compared. `global_ratio` is the rule of one of them.
+- `policies`: the systems that are compared. `global_ratio` is the rule of one of them, `divisions` how others divide.
 - `scenarios`, `traces`: the settings and the response lengths to simulate.
 """

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
 from rlhfless_operator.planner.step.forecast import Training
+from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, TrainerRun, free_gpus, run_trainer
 from rlhfless_operator.simulator.scenarios import Scenario
@@ -59,8 +60,12 @@ class OwnStages:
             return scenario.instances
         return max(1, (scenario.gpus - self.learner_gpus) // scenario.gpus_per_instance - 1)
 
-    def training(self) -> Training:
-        """Return what the plan of a step knows of both stages: what earlier steps would have measured."""
+    def training(self, stayed: tuple[int, int] | None = None) -> Training:
+        """Return what the plan of a step knows of both stages: what earlier steps would have measured.
+
+        Args:
+            stayed: generation and preparation instances that stayed in the step before; None before the first one.
+        """
         scenario = self.scenario
         most = min(_MOST_PREPARERS, scenario.instances)
         start, state = scenario.trainer_start_seconds, self._state_seconds
@@ -81,7 +86,28 @@ class OwnStages:
             preparers=tuple(2**power for power in range(most.bit_length())),
             preparer_idle_seconds=scenario.startup_seconds,
             learners=(learner,),
+            holding=None if stayed is None else self._holding(*stayed),
         )
+
+    def _holding(self, actors: int, preparers: int) -> StagesHolding | None:
+        """Return the costs of keeping all instances, with so many there; None if they sleep, and cost nothing then."""
+        scenario, each = self.scenario, float(self.scenario.gpus_per_instance)
+        if scenario.sleeps:
+            return None
+        switch = scenario.trainer_start_seconds + 2 * self._state_seconds
+        return StagesHolding(
+            Staying(actors, scenario.startup_seconds, each),
+            Staying(preparers, scenario.startup_seconds, each),
+            Staying(self.learner_gpus if actors else 0, switch),
+        )
+
+    def stay(self, actors: int, preparers: int, stayed: tuple[int, int]) -> tuple[int, float]:
+        """Return the GPUs of instances that all stay, and the GPU-seconds of starting those that did not."""
+        scenario, (before, prepared) = self.scenario, stayed
+        fresh = max(0, actors - before) + max(0, preparers - prepared)
+        starts = fresh * scenario.gpus_per_instance * scenario.startup_seconds
+        starts += 0.0 if before else self.learner_gpus * (scenario.trainer_start_seconds + self._state_seconds)
+        return (actors + preparers) * scenario.gpus_per_instance + self.learner_gpus, starts
 
     def run(
         self,
@@ -92,6 +118,7 @@ class OwnStages:
         preparers: int,
         *,
         is_there: bool,
+        stays: bool = False,
     ) -> TrainerRun:
         """Prepare the groups, then learn from all of them.
 
@@ -106,10 +133,15 @@ class OwnStages:
             ends: moments at which the generation instances have ended.
             preparers: instances that prepare.
             is_there: whether the learner was there in the step before.
+            stays: whether the instances of all stages stay for the whole step.
         """
         scenario, each = self.scenario, self.scenario.gpus_per_instance
         free = free_gpus(ends, scenario.gpus, each)
-        start, total, last = scenario.startup_seconds, float(preparation.sum()), float(completions.max())
+        start, total, last = (
+            0.0 if stays else scenario.startup_seconds,
+            float(preparation.sum()),
+            float(completions.max()),
+        )
         gpus = preparers * each
         begin = max(0.0, last - total / gpus - start)
         prepared = run_trainer(
@@ -123,7 +155,7 @@ class OwnStages:
         together = min(together, max(complete, float(free[self.learner_gpus - 1])))
         start, state = scenario.trainer_start_seconds, self._state_seconds
         after = float(learning.sum()) / self.learner_gpus + self._after
-        if is_there and not scenario.sleeps and together == -math.inf and complete <= start + 2 * state:
+        if stays or (is_there and not scenario.sleeps and together == -math.inf and complete <= start + 2 * state):
             asked, saved, end = 0.0, 0.0, complete + after
         else:
             asked, saved = max(together, complete if scenario.sleeps else complete - start), state

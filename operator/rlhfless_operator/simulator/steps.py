@@ -19,6 +19,7 @@ from rlhfless_operator.planner.step.overlap import TrainerPlan, TrainerRun, free
 from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.whole_step import StepPlan
+from rlhfless_operator.simulator.divisions import equal_shares, ranked_shares
 from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
 from rlhfless_operator.simulator.instance import Response
@@ -83,7 +84,10 @@ class Run:
         """Whether this step's GPUs keep both models."""
         self._preparers = 0
         """Number of instances that prepare, by the plan; 0 if preparation has none of its own."""
-        self._is_first = True
+        self._stayed: tuple[int, int] | None = None
+        """Generation and preparation instances that stayed in the step before; None before the first."""
+        self._stays = False
+        """Whether the instances of all stages of its own stay for this step."""
 
     @property
     def _update_seconds(self) -> float:
@@ -121,13 +125,18 @@ class Run:
         held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
         total = gpus * end + begun if self._holds else held + trainer.gpu_seconds - self._kept(generation, trainer)
+        if self._own is not None:
+            there = (len(division), self._preparers) if self._stays else (0, 0)
+            if self._stays:
+                staying, starts = self._own.stay(*there, self._stayed or (0, 0))
+                total = staying * end + starts
+            self._stayed = there
         bound = self._bound(responses, generation.seconds)
         prompt_tokens = [int(tokens) for tokens in trace.prompt_tokens]
         starts = settings.starts and not self._holds
         least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt], prompt_tokens[prompt])
-        self._is_first = False
         return StepResult(
             epoch=groups.epoch,
             seconds=end,
@@ -160,9 +169,9 @@ class Run:
         columns = Loads(samples.loads, profile.latency, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         if self._settings.planning == "even":
             generating = max(1, round(self._settings.generating_share * scenario.instances))
-            return _equal(np.arange(columns.groups), columns, generating), 0.0
+            return equal_shares(np.arange(columns.groups), columns, generating), 0.0
         start = profile.startup_seconds + profile.weight_load_seconds
-        return _ranked(columns, scenario.instances, scenario.cost_weight, start), 0.0
+        return ranked_shares(columns, scenario.instances, scenario.cost_weight, start), 0.0
 
     def _plan_whole_step(self, samples: ExpectedSamples) -> StepPlan:
         """Plan as live jobs do, and remember the trainer."""
@@ -172,7 +181,7 @@ class Run:
             limits = replace(limits, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         both_start = scenario.startup_seconds + scenario.trainer_start_seconds
         if self._own is not None:
-            training = self._own.training()
+            training = self._own.training(self._stayed)
         else:
             training = Training(
                 scenario.gpus,
@@ -190,7 +199,9 @@ class Run:
         step = plan_generation("cost", samples, setting).whole
         assert step is not None, "the policy plans whole steps"
         self._trainer, self._foreseen = step.trainer, step.expected_groups
-        self._price, self._holds, self._preparers = step.time_price, step.holds, step.preparers
+        self._price, self._preparers = step.time_price, step.preparers
+        self._stays = step.holds and self._own is not None
+        self._holds = step.holds and self._own is None
         return step
 
     def _generate(
@@ -209,7 +220,7 @@ class Run:
         hidden = held or (settings.warms and room)
         if self._own is not None:
             # The learner's GPUs are others, where starts can be hidden at all.
-            hidden = held or not (scenario.sleeps or self._is_first)
+            hidden = held or not (scenario.sleeps or self._stayed is None)
         handling = Handling(
             rule=settings.rule(scenario, profile, len(responses), price) if settings.rule else None,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
@@ -237,7 +248,7 @@ class Run:
     def _kept(self, generation: GenerationRun, trainer: TrainerRun) -> float:
         """Return the GPU-seconds that the starts of whole pods cost less where they were kept instead: those that idled
         from their end in the step before for less than a start. Steps are taken to be alike."""
-        if self._own is None or self._scenario.sleeps or self._is_first:
+        if self._own is None or self._scenario.sleeps or self._stayed is None:
             return 0.0
         saved = [max(0.0, self._scenario.startup_seconds - (trainer.end - each.end)) for each in generation.held]
         return math.fsum(saved) * self._scenario.gpus_per_instance
@@ -270,8 +281,10 @@ class Run:
         free = self._free(generation)
         if self._own is not None and not self._holds:
             instances = [each.end for each in generation.held]
-            learning, there = work - preparation, not self._is_first
-            return self._own.run(completions, preparation, learning, instances, self._preparers, is_there=there)
+            learning, there = work - preparation, self._stayed is not None
+            return self._own.run(
+                completions, preparation, learning, instances, self._preparers, is_there=there, stays=self._stays
+            )
         every, after = scenario.gpus, generation.seconds
         if self._holds and not settings.holds_everything:
             own = free_gpus([each.end for each in generation.held], self._held_gpus, scenario.gpus_per_instance)
@@ -328,30 +341,6 @@ class Run:
             max_batch=self._scenario.max_batch,
         )
         return bound * profile.gpus
-
-
-def _equal(order: Indices, columns: Loads, shares: int) -> list[Indices]:
-    """Divide groups in `order` into shares with equal numbers."""
-    place = np.empty(columns.groups, dtype=np.intp)
-    place[order] = np.arange(columns.groups)
-    count = min(shares, columns.groups)
-    owner = place[columns.group] * count // columns.groups
-    return [np.flatnonzero(owner == k) for k in range(count)]
-
-
-def _ranked(columns: Loads, instances: int, cost_weight: float, start_seconds: float) -> list[Indices]:
-    """Divide groups by their mean length, on the number of instances with the best time and cost, as RLHFless does."""
-    means = np.zeros(columns.groups)
-    means[columns.group] = columns.length
-    order = np.argsort(-means, kind="stable")
-    # If there are enough instances, no response waits for another to end.
-    least = min(instances, math.ceil(float(columns.filled.sum())))
-    most = max(least, min(instances, columns.groups))
-    candidates = [_equal(order, columns, n) for n in range(least, most + 1)]
-    times = [columns.seconds(division, start_seconds) for division in candidates]
-    fastest, cheapest = min(map(max, times)), min(map(sum, times))
-    values = [(1 - cost_weight) * max(each) / fastest + cost_weight * sum(each) / cheapest for each in times]
-    return candidates[int(np.argmin(values))]
 
 
 Progress = Callable[[], None]
