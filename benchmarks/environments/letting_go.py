@@ -62,7 +62,9 @@ def run(folder: Path, seconds: float, let_go: str, options: argparse.Namespace) 
     del spec["evaluation"]
     (place / "job.yaml").write_text(yaml.safe_dump(job))
     command = [sys.executable, "-m", "rlhfless_operator", "run", str(place / "job.yaml"), "--threads", "1"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(ended.stdout + ended.stderr)
     run_folder = folder / "runs" / name
     last = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
     ledger, metrics = last["ledger"], last["metrics"]

@@ -97,6 +97,18 @@ def test_plans_and_moves_keep_to_what_instances_have_room_for(tiny_job: MakeJob)
     assert seconds[2] > 1.5 * seconds[1], "48 samples are four batches of 12"
 
 
+def test_a_plan_counts_the_time_that_its_longest_response_is_with_its_environment(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job())
+    before = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
+    cost_model.history.add("environment/token", 0.5)
+    after = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
+    away = 0.5 * max(each.mean for each in after.estimates.values())
+    assert away > 0
+    for name in ("expected_generation_seconds", "expected_seconds"):
+        assert getattr(after.planned, name) == pytest.approx(getattr(before.planned, name) + away)
+    assert after.shares == before.shares
+
+
 def test_the_least_room_of_all_instances_counts() -> None:
     outcome = GenerationOutcome(sinks=[])
     outcome.has_room(EngineRoom(sequences=8, kv_tokens=100))

@@ -32,6 +32,7 @@ from rlhfless_operator.training.costs.generation_plan import (
     limits_of,
     setting_of,
     training_of,
+    with_environments,
 )
 from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.costs.observations import observe
@@ -145,7 +146,8 @@ class CostModel:
         limits = limits_of(spec, self._actors, self.room)
         training = training_of(spec, self.history, learners, follows=follows, holding=holding)
         setting = setting_of(spec, limits, self.latency, training, self.history, contention)
-        return in_tasks(plan_generation(spec.planning.policy, samples, setting), estimates, contention)
+        planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
+        return in_tasks(planned, estimates, contention)
 
     def _predict_unknown(self, prompt: int, prompt_tokens: int) -> LengthEstimate:
         """Return the estimate for a row of another dataset than the training prompts'."""

@@ -1,7 +1,7 @@
 """The job and its earlier steps in the planner's numbers, and its plans in tasks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfless_functions.api import STAGES, EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
@@ -16,6 +16,7 @@ from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, sizes
 from rlhfless_operator.planner.step.planning import Limits, longest_first
+from rlhfless_operator.training.instances.away import AWAY_TOKEN
 
 WEIGHTS = "weights"
 """The history's name for how long engines take until they have a step's weights."""
@@ -138,6 +139,16 @@ def in_tasks(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], cont
         for share in longest_first(planned.generation.shares)
     ]
     return GenerationPlan(planned, shares, estimates, contention.wanted)
+
+
+def with_environments(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], history: History) -> PlannedStep:
+    """Return a plan that ends later by the time that its longest response is with its environment."""
+    away = max((each.mean for each in estimates.values()), default=0.0) * history.mean(AWAY_TOKEN)
+    return replace(
+        planned,
+        expected_generation_seconds=planned.expected_generation_seconds + away,
+        expected_seconds=planned.expected_seconds + away,
+    )
 
 
 def idle_seconds(history: History, stage: Stage) -> float:
