@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     rows = []
-    print("| A call takes | Actors | Turns | Tokens a second | Generation | Held: actors | all | Let go |")
+    print("| A call takes | `letGo` | Turns | Tokens a second | Generation | Held: actors | all | Let go |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as made:
         folder = options.artifacts or Path(made)
@@ -101,7 +101,7 @@ def main() -> None:
             pair = [run(folder, seconds, let_go, options) for let_go in ("never", "auto")]
             for row in pair:
                 print(
-                    f"| {row['seconds']:g} s | {'kept' if row['let_go'] == 'never' else 'let go'} | {row['turns']:.1f}"
+                    f"| {row['seconds']:g} s | {row['let_go']} | {row['turns']:.1f}"
                     f" | {row['tokens_per_second']:.2f} | {row['generation_seconds']:.1f} s"
                     f" | {row['gpu_seconds']:.1f} s | {row['all_gpu_seconds']:.1f} s | {row['share_let_go']:.0%} |",
                     flush=True,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import queue
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlhfless_functions.environments.shelter import Shelter
 from rlhfless_functions.environments.sheltered import ShelteredEpisodes
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings, PythonEnvironment
-from rlhfless_operator.platforms.local.shelter import ShelterProcess
+from rlhfless_operator.platforms.local.shelter import ShelterMissingError, ShelterProcess
 
 MODEL = Path(__file__).parents[2] / "examples" / "tools" / "model"
 SETTINGS = EnvironmentSettings(python=PythonEnvironment(file="env.py", class_name="Env"))
@@ -194,6 +195,14 @@ async def test_an_episode_goes_on_with_another_actor_and_ends_with_its_rollout(
     assert end.outcome is not None and (end.outcome.score, end.outcome.restarted) == (4.0, 0)
     await process.end("training-1")
     assert await process.come("training-1", [(0, 1)]) == 1, "nobody waits for what is not here"
+
+
+async def test_a_process_that_does_not_start_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ShelterMissingError, match=r"log\.jsonl, or set environment.letGo to never"):
+        await ShelterProcess(tmp_path / "log.jsonl").url()
 
 
 async def test_a_stranger_is_refused_and_a_dead_process_is_started_again(

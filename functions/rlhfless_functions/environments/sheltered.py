@@ -82,7 +82,8 @@ class ShelteredEpisodes:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        # The first exchange may wait for the user's files for long.
+        self._thread.join(timeout=1)
 
     def _run(self) -> None:
         place = urlsplit(self._shelter.url)

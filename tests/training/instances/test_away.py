@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from rlhfless_operator.errors import UserError
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.training.instances.away import AWAY_TOKEN, LEAST_PATIENCE, Away, LettingActorsGo
 
@@ -75,6 +76,17 @@ async def test_no_actor_is_let_go_at_once_however_fast_a_change_of_hands_is() ->
 
 async def test_actors_are_kept_where_nothing_keeps_their_episodes() -> None:
     going, _ = choice(None)
+    going.learn(seen(100.0))
+    async with going.rollout("training-2") as away:
+        assert away is None
+
+
+async def test_actors_are_kept_where_the_process_of_the_episodes_does_not_start() -> None:
+    class Broken(Host):
+        async def url(self) -> str:
+            raise UserError("it does not start")
+
+    going, _ = choice(Broken())
     going.learn(seen(100.0))
     async with going.rollout("training-2") as away:
         assert away is None

@@ -10,7 +10,13 @@ from typing import Any
 
 import aiohttp
 
+from rlhfless_operator.errors import UserError
+
 _END_SECONDS = 5.0
+
+
+class ShelterMissingError(UserError):
+    """The process does not start; the message has the remedy."""
 
 
 class ShelterProcess:
@@ -32,7 +38,7 @@ class ShelterProcess:
         """Return its address. Start it unless it runs.
 
         Raises:
-            ConnectionError: it does not start.
+            ShelterMissingError: it does not start.
         """
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
@@ -90,7 +96,10 @@ class ShelterProcess:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line.strip().isdigit():
-            raise ConnectionError(f"the process that keeps episodes does not start; see {self._log_path}")
+            raise ShelterMissingError(
+                f"the process that keeps episodes while actors are let go does not start; see {self._log_path}, or set"
+                " environment.letGo to never"
+            )
         return process, f"http://127.0.0.1:{int(line)}"
 
     async def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:

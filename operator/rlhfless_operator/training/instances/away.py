@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from rlhfless_functions.api import Shelter
+from rlhfless_operator.errors import UserError
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.training.instances.capacity import Capacity
@@ -23,7 +24,11 @@ class ShelterHost(Protocol):
     token: str
 
     async def url(self) -> str:
-        """Return its address. Start it unless it runs."""
+        """Return its address. Start it unless it runs.
+
+        Raises:
+            UserError: it does not start.
+        """
 
     async def come(self, rollout: str, samples: list[Key]) -> int:
         """Wait for a while until samples need not wait any longer; return their number."""
@@ -91,7 +96,12 @@ class LettingActorsGo:
         if self._host is None or not self._pays:
             yield None
             return
-        await self._host.url()
+        try:
+            await self._host.url()
+        except UserError:
+            # Without it the episodes are beside the engine, as ever.
+            yield None
+            return
         try:
             yield Away(self._host, name, self._patience)
         finally:
