@@ -45,14 +45,17 @@ def stop_before(what: str) -> None:
         what: part of the name of the function that writes, or of its first argument.
     """
     fenced, stopped = Lease.fenced, False
+    # All threads stop. One that is within a write would keep the next driver out, which has a test of its own.
+    one_at_a_time = threading.RLock()
 
     def stopping(lease: Lease, write: Callable[..., object], *arguments: object) -> object:
         nonlocal stopped
-        if not stopped and what in f"{getattr(write, '__qualname__', write)} {arguments[:1]}":
-            stopped = True
-            # Of this very thread: if another one took the signal, this one would go on for a moment.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        return fenced(lease, write, *arguments)
+        with one_at_a_time:
+            if not stopped and what in f"{getattr(write, '__qualname__', write)} {arguments[:1]}":
+                stopped = True
+                # Of this very thread: if another one took the signal, this one would go on for a moment.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            return fenced(lease, write, *arguments)
 
     Lease.fenced = stopping  # type: ignore[method-assign]
 
