@@ -49,7 +49,7 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
         await ask(requests.materialize("training", 0))
         sink = f"{folder.rollouts(1, 'training')}/a-share"
         attempt = ActorAttempt("a-share", 0, requests.initial, samples, sink, [], {})
-        request = requests.generate(1, "training", requests.initial, None, None, lambda prompts: [], attempt)
+        request = requests.generate(1, "training", None, None, lambda prompts: [], attempt)
         share = await ask(request)
         visits = dict.fromkeys(range(_PROMPTS), 0)
         parts = share["parts"]

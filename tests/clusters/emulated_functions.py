@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
+    AddSamples,
     DataCounts,
     Done,
     Event,
@@ -20,20 +21,26 @@ from rlhfless_functions.api import (
     GenerationRequest,
     GenerationResult,
     GroupResult,
+    Join,
     LearnRequest,
     LearnResult,
+    Leave,
     MaterializeRequest,
     MaterializeResult,
+    NewWeights,
     Preload,
     PrepareRequest,
     PrepareResult,
+    Progress,
     RunRequest,
     Samples,
+    SampleTask,
     Stage,
     Started,
     WeightsReference,
 )
 from rlhfless_operator.platforms.base import PlatformUnavailableError, StateChange, StateListener
+from rlhfless_operator.platforms.live_request import LiveRequest
 
 PROMPTS = 16
 
@@ -127,14 +134,11 @@ class EmulatedPlatform:
             if artifacts.exists(request.result):
                 yield Done(result=artifacts.read_json(request.result))
                 return
-            if isinstance(request, GenerationRequest):
-                finished = [
-                    FinishedSample(
-                        prompt=sample.prompt, index=sample.index, tokens=8 + sample.index, finish_reason="stop"
-                    )
-                    for sample in request.samples
-                ]
-                yield Samples(samples=finished, part=f"{request.sink}/0.parquet")
+            if isinstance(request, LiveRequest):
+                async for event in _live_batch(request, emulation):
+                    yield event
+            elif isinstance(request, GenerationRequest):
+                yield _finished(request.sink, request.samples)
                 while emulation.lingering(request):
                     await asyncio.sleep(0.05)
             result = _result_of(request, self._emulation)
@@ -154,6 +158,38 @@ class EmulatedPlatform:
 
     def _tell(self, stage: Stage, state: str) -> None:
         self._on_state(StateChange(f"{stage}-0", stage, state, time.monotonic()))  # type: ignore[arg-type]
+
+
+def _finished(sink: str, samples: list[SampleTask], *, of: str | None = None) -> Samples:
+    finished = [
+        FinishedSample(prompt=sample.prompt, index=sample.index, tokens=8 + sample.index, finish_reason="stop")
+        for sample in samples
+    ]
+    return Samples(samples=finished, part=f"{sink}/0.parquet", of=of)
+
+
+async def _live_batch(request: LiveRequest, emulation: Emulation) -> AsyncGenerator[Event, None]:
+    """The events of a live batch: what joins it has finished at once, unless it is held."""
+    received, version = len(request.samples), request.weights.version
+    yield _finished(request.sink, request.samples, of=request.sink)
+    lines = request.lines()
+    while True:
+        yield Progress(finished=received, running=0, waiting=0, tokens=0, received=received, version=version)
+        match await anext(lines, None):
+            case None:
+                return
+            case Join(request=joined):
+                while emulation.holding(joined):
+                    await asyncio.sleep(0.05)
+                received += len(joined.samples)
+                yield _finished(joined.sink, joined.samples, of=joined.sink)
+            case AddSamples(sink=sink, samples=samples):
+                received += len(samples)
+                yield _finished(sink, samples, of=sink)
+            case NewWeights(present=present):
+                version = present.weights.version
+            case Leave(sink=sink):
+                yield Done(result={}, of=sink)
 
 
 def _result_of(request: RunRequest, emulation: Emulation) -> dict:

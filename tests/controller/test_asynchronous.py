@@ -137,8 +137,8 @@ class Stalling(LocalFunctions):
         async with aclosing(super().run(request)) as events:
             async for event in events:
                 yield event
-                generating = request.key.stage == "generation" and request.key.step == self.step
-                if generating and isinstance(event, Samples) and not self.stalled.is_set():
+                sink = event.of if isinstance(event, Samples) else None
+                if sink is not None and f"step-{self.step:06d}" in sink and not self.stalled.is_set():
                     self.stalled.set()
                     await asyncio.Event().wait()
 

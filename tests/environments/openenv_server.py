@@ -25,8 +25,8 @@ class Server:
     Args:
         tools: whether the total has a tool, or takes actions.
         capacity: most sessions.
-        speaks: `openenv`, `http` (no WebSocket, as before 0.2), `other` (messages of another protocol), or `nothing`
-            (closes each connection).
+        speaks: `openenv`, `http` (no WebSocket, as before 0.2), `other` (messages of another protocol), `greets` (sends
+            a message before it is asked), or `nothing` (closes each connection).
         delay: seconds that an action takes.
     """
 
@@ -88,6 +88,8 @@ class Server:
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
+        if self.speaks == "greets":
+            await _observe(socket, {"said": "welcome"})
         if self.speaks == "nothing":
             await socket.close()
             return socket

@@ -239,6 +239,7 @@ def test_a_server_that_does_not_come_back_ends_the_job_with_its_address(playing:
     [
         ("http", r"opens no WebSocket .it answers 404.; environment.openenv.url is the address of a server of OpenEnv"),
         ("other", r"answered what OpenEnv's protocol does not have .*jsonrpc.*speaks that of openenv 0.2 to"),
+        ("greets", r"answered what OpenEnv's protocol does not have .*welcome"),
     ],
 )
 def test_a_server_of_another_protocol_is_refused_with_the_reason(speaks: str, message: str) -> None:

@@ -219,6 +219,7 @@ BOUND = {
         "learning.processes",
         "sampling.maxResponseTokens",
         "generation.instances",
+        "generation.sharePrefixes",
         "model.lora",
     ),
 }

@@ -312,7 +312,8 @@ class _Connection:
             SessionLostError: the connection is lost.
         """
         text = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
-        self._owed = True
+        # A message that came before the first request is its answer.
+        self._owed = self._messages.empty()
         try:
             async with asyncio.timeout(seconds):
                 await self._socket.send_str(text)
@@ -327,7 +328,7 @@ class _Connection:
             if self._unasked is not None:
                 raise EpisodeFailedError(f"has a server that sent more than one answer ({short(self._unasked)})")
             raise SessionLostError("lost its connection to the server")
-        return read_answer(answer)
+        return read_answer(answer, kind)
 
     async def close(self) -> None:
         """Tell the server, and close the connection."""

@@ -56,22 +56,25 @@ class Answer:
         return {"result": said, "done": self.done}
 
 
-def read_answer(text: str) -> Answer:
+def read_answer(text: str, asked: str) -> Answer:
     """Read a message of the server.
+
+    Args:
+        asked: type of the request.
 
     Raises:
         ServerError: it is an error.
-        EpisodeFailedError: it is not a message of the protocol.
+        EpisodeFailedError: it is not a message of the protocol, or answers another type of request.
     """
     try:
         message = json.loads(text)
         kind, data = message["type"], message.get("data") or {}
         if kind == "error":
             raise ServerError(str(data.get("code", "")), _message(data))
-        if kind == "observation":
+        if kind == "observation" and asked != "state":
             reward = data.get("reward")
             return Answer(data["observation"], 0.0 if reward is None else float(reward), bool(data.get("done")))
-        if kind == "state":
+        if kind == "state" and asked == "state":
             return Answer(None, 0.0, False)
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         pass

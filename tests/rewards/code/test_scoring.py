@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.rewards.checks import WAIT_FACTOR
-from rlhfless_functions.rewards.code.running import shares_of
-from rlhfless_functions.rewards.code.scoring import longest_call
+from rlhfless_functions.rewards.code import scoring as module
+from rlhfless_functions.rewards.code.confinement import Confinement
+from rlhfless_functions.rewards.code.running import NotBegunError, Verdict, shares_of
+from rlhfless_functions.rewards.code.scoring import longest_call, usable_confinement
 from rlhfless_functions.rewards.groups import RewardGroup
 from rlhfless_functions.rewards.scoring import RewardScorer
 from rlhfless_functions.runtime.task import TaskError
@@ -34,6 +36,25 @@ def score(scorer: RewardScorer, tests: Any, *programs: str) -> list[float | None
     size = len(completions)
     group = RewardGroup(2, "q", None, completions, [[1]] * size, ["stop"] * size, {"tests": tests})
     return scorer.score([reward], [group], SamplingSettings()).totals[0]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_machine_that_starts_no_program_that_asks_starts_those_that_do_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, begins: bool
+) -> None:
+    def run_tests(*given: Any) -> Verdict:
+        confinement: Confinement = given[-1]
+        if confinement.asks or not begins:
+            raise NotBegunError
+        return Verdict(passed=1)
+
+    monkeypatch.setattr(module, "best", lambda: Confinement(files=True, truncation=True, signals=True, asks=True))
+    monkeypatch.setattr(module, "run_tests", run_tests)
+    if begins:
+        assert not usable_confinement(2**30, str(tmp_path)).asks
+    else:
+        with pytest.raises(RuntimeError, match="runs no program under the limits of tested code"):
+            usable_confinement(2**30, str(tmp_path))
 
 
 def test_the_score_is_the_share_of_asserts_that_hold(scorer: RewardScorer) -> None:

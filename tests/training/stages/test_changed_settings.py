@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions import artifacts
+from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.training.driver import JobChangedError
+from rlhfless_operator.training.stages.changed_settings import _forget_learning
 from tests.training.whole_jobs import (
     MakeJob,
     assert_equal_weights,
@@ -47,6 +50,18 @@ def forget_step(folder: Path, step: int) -> None:
     """Leave nothing of a step."""
     for kind in ("weights", "checkpoints", "rollouts", "batches", "results"):
         shutil.rmtree(folder / kind / f"step-{step:06d}", ignore_errors=True)
+
+
+def test_nothing_is_left_of_a_step_that_other_settings_have_learnt(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    learnt = [
+        place(step) for place in (folder.weights, folder.critic, folder.checkpoint, folder.state) for step in (4, 5, 6)
+    ]
+    kept = [folder.state(3), folder.checkpoint(3)]
+    for uri in (*learnt, *kept):
+        artifacts.write_bytes(f"{uri}/file", b"x")
+    _forget_learning(folder, 4)
+    assert [uri for uri in (*learnt, *kept) if artifacts.exists(f"{uri}/file")] == kept
 
 
 @pytest.mark.slow

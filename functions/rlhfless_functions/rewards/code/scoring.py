@@ -4,6 +4,7 @@ import ast
 import os
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlhfless_functions.rewards.checks import WAIT_FACTOR, count
 from rlhfless_functions.rewards.code.confinement import Confinement, best
 from rlhfless_functions.rewards.code.extraction import judged_block
 from rlhfless_functions.rewards.code.folders import fresh_folder
-from rlhfless_functions.rewards.code.running import run_tests, shares_of
+from rlhfless_functions.rewards.code.running import NotBegunError, run_tests, shares_of
 from rlhfless_functions.rewards.groups import RewardGroup
 
 _PATIENCE = 60.0
@@ -51,7 +52,7 @@ def usable_confinement(memory: int, scratch: str) -> Confinement:
     closest = best()
     for confinement in (closest, replace(closest, asks=False)):
         honest = _HONEST if confinement.files else _HONEST_WITHOUT_FILES
-        with fresh_folder(scratch) as folder:
+        with fresh_folder(scratch) as folder, suppress(NotBegunError):
             tests = CodeTests(programs=[("1", "1")])
             if run_tests(honest, tests, "", _PATIENCE, memory, folder, confinement).passed:
                 return confinement

@@ -66,6 +66,7 @@ def _forget_learning(folder: JobFolder, step: int) -> None:
         *(folder.weights(each) for each in steps),
         *(folder.critic(each) for each in steps),
         *(folder.checkpoint(each) for each in steps),
+        *(folder.state(each) for each in steps),
     ):
         artifacts.remove(uri)
 
