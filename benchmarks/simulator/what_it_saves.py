@@ -75,7 +75,7 @@ def words_of(figures: Sequence[float]) -> str:
 
 
 NAMES = {
-    BEST.name: "3B on 16 L40S, 2k tokens: the best of the paper's cases",
+    BEST.name: "3B on 16 L40S, 2k tokens: the paper's best case",
     "h100-8-8b-8k": "8B on one node of 8 H100, 8k tokens",
     "h100-32-7b-16k": "7B on 32 H100, 16k tokens",
     "h100-64-32b-32k": "32B on 64 H100, 32k tokens",
