@@ -117,6 +117,8 @@ for f in a.parquet b.parquet; do L="${L:+$L,}'/d/$f'"; done; python3 "[$L]"
 A=(x y z); for i in "${!A[@]}"; do python3 $i ${A[$i]} ${A[i]}; done; unset A; python3 ${#A[@]} ${A:-none}
 ---
 a=$(( 10 / 3 * 3 )) b=$((a<10?a:10)); python3 $a $b $((~5)) $((!0)) $((1||0&&0)) $((5&3^1)) $((-2**2))
+---
+N=7; [ 9 = "$((N += 1))" ] || A=b; test 1 -gt "$((N += 1))"; python3 $N $A
 """.strip("\n").split("\n---\n")
 
 

@@ -293,14 +293,16 @@ class Shell(Variables):
         assigned = []
         while words and (found := builtins.ASSIGNMENT.match(words[0])) is not None:
             assigned.append((found, words.pop(0)))
-        fields = [field for word in words for field in self.words.fields(word)]
+        name = self.words.fields(words[0]) if words else []
+        if name in (["["], ["test"]):
+            # The condition expands its words itself, once: an expansion may count.
+            return holds(words[1 : -1 if name == ["["] else None], self.words, double=False)
+        fields = name + [field for word in words[1:] for field in self.words.fields(word)]
         if not fields:
             for found, word in assigned:
                 builtins.assign(self, found, word)
             # `X=$(command)` succeeds as its command does.
             return None if any("$(" in word or "`" in word for _, word in assigned) else True
-        if fields[0] in ("[", "test"):
-            return holds(node.words[len(assigned) + 1 :][: -1 if fields[0] == "[" else None], self.words, double=False)
         if fields[0] in self.functions:
             return self._call(fields)
         if fields[0] in ("exit", "return", "break", "continue"):
