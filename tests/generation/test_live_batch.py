@@ -42,11 +42,24 @@ LIVE = LiveBatch(sequences=6, prompt_tokens=50)
 GROUPS = [[SampleTask(prompt=prompt, index=index) for index in range(SAMPLES)] for prompt in range(PROMPTS)]
 
 
-def run_live(request: GenerationRequest, lines: dict[int, Line | None], engine: Any = None, **changes: Any) -> Outcome:
-    """Run a live request; lines come at these readings of its clock, of which there is one a pass. None ends it."""
+def run_live(
+    request: GenerationRequest,
+    lines: dict[int, Line | None],
+    engine: Any = None,
+    *,
+    answer: Callable[[Event, Inbox], object] = lambda event, inbox: None,
+    **changes: Any,
+) -> Outcome:
+    """Run a live request; lines come at these readings of its clock, of which there is one a pass. None ends it.
+    `answer` may send others once an event says that it is time."""
     events: list[Event] = []
     inbox = Inbox()
-    context = TaskContext(emit=events.append, inbox=inbox)
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        answer(event, inbox)
+
+    context = TaskContext(emit=emit, inbox=inbox)
 
     def send(line: Line | None) -> Callable[[], None]:
         return lambda: inbox.close() if line is None else inbox.put(line)
@@ -102,7 +115,16 @@ def test_a_share_that_leaves_publishes_what_it_has_and_goes_on_elsewhere(
 ) -> None:
     request = make_request("live", samples=GROUPS[0])
     leaving = make_request("leaving", samples=[each for group in GROUPS[1:] for each in group])
-    outcome = run_live(request, {6: Join(request=leaving), 16: Leave(sink=leaving.sink), 17: None})
+    begun: list[Event] = []
+
+    def leave(event: Event, inbox: Inbox) -> None:
+        prompts = [prompt for prompt, _, tokens in event.lengths if tokens] if isinstance(event, Progress) else []
+        if not begun and any(prompt != 0 for prompt in prompts):
+            begun.append(event)
+            inbox.put(Leave(sink=leaving.sink))
+            inbox.close()
+
+    outcome = run_live(request, {6: Join(request=leaving)}, answer=leave, progress_seconds=0.01)
     done = next(event for event in outcome.events if isinstance(event, Done) and event.of == leaving.sink)
     assert done.result["unfinished"] > 0
     partial = [key for key, part in outcome.announced(Partial) if part.startswith(leaving.sink)]
