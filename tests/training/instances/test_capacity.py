@@ -345,6 +345,18 @@ async def test_instances_of_a_held_step_stay_whatever_is_forecast(make_timeline:
     await time.capacity.close()
 
 
+async def test_as_many_stay_where_more_worked_and_they_end_one_by_one(make_timeline: MakeTimeline) -> None:
+    time = make_timeline()
+    time.history.add("startup/generation", 10.0)
+    await time.capacity.stay({"generation": 3})
+    await time.capacity.use("generation", 5, PRELOAD)
+    for count in (4, 3, 2, 1, 0):
+        await time.capacity.use("generation", count)
+    await time.pass_time(1000)
+    assert time.capacity.there("generation") == 3
+    await time.capacity.close()
+
+
 async def test_nothing_is_started_to_stay(make_timeline: MakeTimeline) -> None:
     time = make_timeline()
     await time.capacity.stay({"generation": 3, "preparation": 1, "learning": 1})

@@ -109,8 +109,9 @@ class Capacity:
         elif count < held.working:
             self._restart_seconds[stage] = restart_seconds
             limit, ended = self._limit(stage, now, undecided=undecided), held.working - count
-            held.forget_past(now)
-            stay = min(ended, max(0, self._staying.get(stage, 0) - count - len(held.kept_until)))
+            # Those that are kept for a time only may be gone before the step ends.
+            kept = held.kept_until.count(math.inf)
+            stay = min(ended, max(0, self._staying.get(stage, 0) - count - kept))
             held.idle_since += [now] * ended
             held.kept_until += [math.inf] * stay + [now + limit] * (ended - stay)
         held.working = count
