@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
@@ -18,28 +19,35 @@ async def look_ahead(run: TrainingRun, journal: StepJournal, step: int, lengths:
     Args:
         lengths: of the step's responses, by prompt.
     """
-    evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
-    if evaluation is not None and evaluation_due(run.spec, step, total_steps):
-        prompts = list(range(len(run.prompts.tokens("evaluation"))))
-        plan = run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
-    elif step < total_steps:
-        batch = run.spec.batch
-        offer_learners(run, journal, step + 1)
-        plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
-        try:
-            check_affordable(run, journal, step + 1)
-        except BudgetExhaustedError:
-            return
-        consider_prefixes(run, step + 1, plan)
-        await hold_as_planned(run, step + 1, plan)
-    else:
-        await run.capacity.stay({})
-        return
+    plan = await _plan_next(run, journal, step)
     # The next weights are not there yet. An engine that has loaded a model swaps them in at once.
     preload = run.requests.preload(run.requests.initial)
     prompt_tokens = run.prompts.tokens("training")
     tokens = sum(len(each) * prompt_tokens[prompt] + sum(each) for prompt, each in lengths.items())
     # A learner that follows preparation has learnt from nearly all of it.
     learning = run.cost_model.learning_seconds(0 if run.requests.learns_in_pieces else tokens)
-    if learning is not None:
+    if plan is not None and learning is not None:
         await run.capacity.expect("generation", len(plan.shares), preload, within=learning)
+    if step >= run.prompts.total_steps:
+        # Nothing is learnt any more. Instances that the last evaluation expects are kept for it.
+        await run.capacity.stay({})
+
+
+async def _plan_next(run: TrainingRun, journal: StepJournal, step: int) -> GenerationPlan | None:
+    """Plan the generation that follows the learning of `step`; None if none does, or the job can't afford it."""
+    evaluation, total_steps = run.spec.evaluation, run.prompts.total_steps
+    if evaluation is not None and evaluation_due(run.spec, step, total_steps):
+        prompts = list(range(len(run.prompts.tokens("evaluation"))))
+        return run.plans.plan(prompts, evaluation.samples_per_prompt, "evaluation")
+    if step >= total_steps:
+        return None
+    batch = run.spec.batch
+    offer_learners(run, journal, step + 1)
+    plan = run.plans.plan_ahead(run.prompts.next(batch.prompts_per_step), batch.samples_per_prompt)
+    try:
+        check_affordable(run, journal, step + 1)
+    except BudgetExhaustedError:
+        return None
+    consider_prefixes(run, step + 1, plan)
+    await hold_as_planned(run, step + 1, plan)
+    return plan
