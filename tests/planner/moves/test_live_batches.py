@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.moves.live_batches import Batch, Empty, Give, WaitingGroup, deal
@@ -66,6 +66,25 @@ def test_a_batch_has_samples_of_one_version_and_is_not_empty_while_a_group_waits
         assert all(model.samples), "an empty batch takes any group"
     if may_open and left:
         assert not [command for command in commands if isinstance(command, Empty)], "another actor opens instead"
+
+
+@settings(max_examples=500)
+@given(batches, groups.flatmap(st.permutations), st.booleans())
+@example([Batch(1, 3, 5), Batch(1, 1, 7)], [WaitingGroup(1, 1)], True)
+@example([Batch(3, 6, 1)], [WaitingGroup(1, 4), WaitingGroup(3, 1)], False)
+@example([Batch(3, 6, 1)], [WaitingGroup(3, 1), WaitingGroup(2, 4), WaitingGroup(1, 4)], False)
+def test_no_batch_is_given_a_group_and_then_emptied(
+    held: list[Batch], waiting: list[WaitingGroup], gathers: bool
+) -> None:
+    commands = deal(held, waiting, may_open=False, gathers=gathers)
+    for at, command in enumerate(commands):
+        if isinstance(command, Empty):
+            assert command.batch not in [before.batch for before in commands[:at]]
+
+
+def test_the_last_samples_are_gathered_on_the_batch_that_the_last_group_joins() -> None:
+    held = [Batch(1, 3, 5), Batch(1, 1, 7)]
+    assert deal(held, [WaitingGroup(1, 1)], may_open=False, gathers=True) == [Give(0, 1), Empty(0)]
 
 
 @given(batches, groups)
@@ -154,7 +173,7 @@ def test_the_newest_groups_spread_and_older_ones_keep_to_batches_of_their_versio
 def test_a_lost_group_of_an_older_version_gets_the_batch_with_the_fewest_newer_samples() -> None:
     held = [Batch(3, 8, 0), Batch(3, 6, 1), Batch(2, 8, 0)]
     waiting = [WaitingGroup(1, 4), WaitingGroup(3, 1)]
-    assert deal(held, waiting, may_open=False, gathers=False) == [Give(1, 1), Empty(1), Give(0, 1)]
+    assert deal(held, waiting, may_open=False, gathers=False) == [Empty(1), Give(0, 1)], "the newer group waits"
     assert deal(held, waiting, may_open=True, gathers=False) == [Give(1, 1)], "another actor opens for it"
 
 

@@ -7,7 +7,7 @@ with the fewest of them is emptied, if others of its version have room for them.
 as few instances as their number needs.
 
 A group that no batch has the version of, and that is older than all others, was lost with its instance. The batch with
-the fewest newer samples is emptied for it.
+the fewest newer samples is emptied for it. Groups after it that were to join that batch wait again.
 """
 
 from collections.abc import Sequence
@@ -68,11 +68,15 @@ def deal(
         left = _give(held, groups, left, newest, commands)
         if (left and may_open) or not (left or gathers):
             return commands
-        emptied = _least_to_gather(held, {groups[index].version for index in left})
+        given = [command for command in commands if isinstance(command, Give)]
+        waiting = {groups[index].version for index in left}
+        emptied = _least_to_gather(held, waiting, joined={each.batch for each in given})
         if emptied is not None:
             _make_room(held, emptied)
         elif left:
-            emptied = _newer_than(held, groups[left[0]].version)
+            earlier = {each.batch for each in given if each.group < left[0]}
+            emptied = _newer_than(held, groups[left[0]].version, joined=earlier)
+            left = sorted([*left, *_taken_back(held, groups, commands, emptied)])
         if emptied is None:
             return commands
         commands.append(Empty(emptied))
@@ -108,11 +112,28 @@ def _place(held: Sequence[Batch], group: WaitingGroup, *, spreads: bool) -> int 
     return max(able, key=lambda at: (held[at].room, held[at].version == group.version), default=None)
 
 
-def _least_to_gather(held: Sequence[Batch], waiting: set[int]) -> int | None:
-    """Return the batch with the fewest samples that others of its version have room for, unless groups of it wait."""
+def _taken_back(
+    held: list[Batch], groups: Sequence[WaitingGroup], commands: list[Give | Empty], batch: int | None
+) -> list[int]:
+    """Let the groups that were to join a batch wait again; return them."""
+    back = [command for command in commands if isinstance(command, Give) and command.batch == batch]
+    for command in back:
+        commands.remove(command)
+        samples, each = groups[command.group].samples, held[command.batch]
+        held[command.batch] = replace(each, samples=each.samples - samples, room=each.room + samples)
+    return [command.group for command in back]
+
+
+def _least_to_gather(held: Sequence[Batch], waiting: set[int], *, joined: set[int]) -> int | None:
+    """Return the batch with the fewest samples that others of its version have room for, unless groups of it wait.
+
+    Args:
+        waiting: versions of the groups that wait.
+        joined: batches that groups have just joined. They are not emptied again.
+    """
     found = []
     for at, each in enumerate(held):
-        if each.samples and each.version not in waiting and _room_beside(held, at) >= each.samples:
+        if at not in joined and each.samples and each.version not in waiting and _room_beside(held, at) >= each.samples:
             found.append(at)
     return min(found, key=lambda at: held[at].samples, default=None)
 
@@ -135,9 +156,13 @@ def _make_room(held: list[Batch], at: int) -> None:
         needed -= taken
 
 
-def _newer_than(held: Sequence[Batch], version: int) -> int | None:
-    """Return the batch with the fewest samples of newer versions, unless one has this version."""
+def _newer_than(held: Sequence[Batch], version: int, *, joined: set[int]) -> int | None:
+    """Return the batch with the fewest samples of newer versions, unless one has this version.
+
+    Args:
+        joined: batches that groups before this one have just joined. They are not emptied again.
+    """
     if any(each.samples and each.version == version for each in held):
         return None
-    newer = [at for at, each in enumerate(held) if each.samples and each.version > version]
+    newer = [at for at, each in enumerate(held) if at not in joined and each.samples and each.version > version]
     return min(newer, key=lambda at: held[at].samples, default=None)

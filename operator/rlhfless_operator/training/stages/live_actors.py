@@ -2,7 +2,8 @@
 
 Each actor is one request whose body stays open (`api/live.py`). Groups wait here, and go to actors one by one, as soon
 as a batch has places for them: those of the earliest rollout first. So a batch is full as long as groups wait, and a
-group is assigned late. An actor without samples ends once no groups wait.
+group is assigned late. An actor without samples ends once no groups wait and no rollout
+is coming.
 
 With `newWeights: switch` all responses have the same weights at any time. When newer ones are written down, each actor
 swaps them in between two passes. With `finish` a response keeps the weights that it began with, and a batch has
