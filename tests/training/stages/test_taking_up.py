@@ -116,6 +116,14 @@ async def test_it_does_not_begin_once_the_step_has_a_learner() -> None:
     assert job.uses == []
 
 
+async def test_it_ends_if_the_step_asks_for_a_learner_while_the_batches_are_read() -> None:
+    job = Job()
+    assert job.taking_up.consider(0.0)
+    job.begun = True
+    await job.ends()
+    assert job.uses == [] and job.states == []
+
+
 @pytest.mark.parametrize(
     "kind", [{"learners": 2}, {"chooses": True}, {"load": 0.0}], ids=["a gang", "a choice", "nothing is known"]
 )

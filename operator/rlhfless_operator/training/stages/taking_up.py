@@ -99,6 +99,8 @@ class TakingUp:
             heartbeat_seconds=learn.heartbeat_seconds,
             step=learn,
         )
+        if self._has_begun():
+            return
         await run.capacity.use("learning", 1, run.learner_preload)
         try:
             async with aclosing(run.platform.run(request)) as events:
