@@ -96,6 +96,14 @@ def test_each_ability_that_the_loop_lacks_is_named_and_switched_on_in_one_place(
         find_policy("static+overlap")
 
 
+def test_holding_is_refused_where_nothing_overlaps() -> None:
+    with pytest.raises(
+        ValueError, match=r"policy is 'rlhfless\+publishing\+holding': .* add overlap \(--with overlap\)"
+    ):
+        find_policy("rlhfless+publishing+holding")
+    assert find_policy("rlhfless+holding+overlap").may_hold
+
+
 def test_dearer_starts_make_a_step_dearer_on_whole_pods_and_longer_on_slots() -> None:
     for sleeps in (True, False):
         few, many = (

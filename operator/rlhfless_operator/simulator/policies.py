@@ -215,7 +215,7 @@ def find_policy(name: str) -> PolicySettings:
     """Return the policy with this name. `rlhfless+overlap` is ours with an ability that the loop may not have yet.
 
     Raises:
-        ValueError: naming all policies and abilities.
+        ValueError: naming all policies and abilities, or the ability that another one needs.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -225,4 +225,10 @@ def find_policy(name: str) -> PolicySettings:
             f"policy is {name!r}: choose one of {', '.join(POLICIES)}, or rlhfless with + and"
             f" {', '.join(sorted(EVERYTHING))}"
         )
-    return _ours(IN_THE_LOOP | {each for each in EVERYTHING if each in added}, name)
+    abilities = IN_THE_LOOP | {each for each in EVERYTHING if each in added}
+    if "holding" in abilities and "overlap" not in abilities:
+        raise ValueError(
+            f"policy is {name!r}: GPUs can keep both models only if the learner learns on those that actors leave; add"
+            " overlap (--with overlap)"
+        )
+    return _ours(abilities, name)
