@@ -54,7 +54,7 @@ def test_instances_that_stay_make_the_weights_of_those_that_come_and_go_and_are_
     assert_same_final_weights(stays, goes)
     records = records_of(stays)
     assert [record["plan"]["holds"] for record in records] == [False, False, True, True]
-    assert all("instance-seconds and" in record["plan"]["holds_reason"] for record in records[2:])
+    assert all("GPU-seconds of generation" in record["plan"]["holds_reason"] for record in records[2:])
     assert status_of(stays)["holding"] == records[-1]["plan"]["holds_reason"]
     actors = [record["plan"]["actors"] for record in records]
     assert held.started.count("learning") <= 3

@@ -165,10 +165,10 @@ def open_run(
         switches = {stage: capacity.switch_seconds(stage) for stage in STAGES}
         return holding_of(job.spec, cost_model.history, there, switches) if may_hold else None
 
-    plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces, holding=holding)
     learners = GangSize(job.spec.learning.instances)
     if status.learners is not None and job.spec.chooses_learners:
         learners.choose(status.learners.instances)
+    plans = StepPlans(cost_model, prompts, follows=requests.learns_in_pieces, gang=learners, holding=holding)
     generators, preparers = InstanceQueue("generation", capacity), InstanceQueue("preparation", capacity)
     run = TrainingRun(
         *(job, folder, requests, platform, capacity, generators, preparers, prompts, cost_model, plans, prefixes),

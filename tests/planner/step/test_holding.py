@@ -24,12 +24,15 @@ SAMPLES = ExpectedSamples.of(
 )
 
 
-def planned(switch_seconds: float, there: int, *, learning_seconds: float = 8.0, late: float = 0.0) -> PlannedStep:
+def planned(
+    switch_seconds: float, there: int, *, learning_seconds: float = 8.0, late: float = 0.0, learners: int = 1
+) -> PlannedStep:
     """A step of about 10 s of generation and 8 s of learning, of instances of which so many are there."""
-    staying = [Staying(there, switch_seconds), Staying(min(1, there), switch_seconds), Staying(min(1, there), 10.0)]
+    one, gang = min(1, there), min(learners, there)
+    staying = [Staying(there, switch_seconds), Staying(one, switch_seconds), Staying(gang, 10.0)]
     training = Training(
         gpus=1, token_gpu_seconds=1e-5, start_seconds=0.0, update_seconds=0.0, preparers=(1,),
-        afterwards_seconds=learning_seconds, learner_idle_seconds=10.0,
+        afterwards_seconds=learning_seconds, learning_instances=learners, learner_idle_seconds=10.0,
         holding=StagesHolding(*staying, late_seconds=late),
     )  # fmt: skip
     profile = InstanceProfile(LATENCY, gpus=1, kv_tokens=2**53, startup_seconds=switch_seconds, weight_load_seconds=0.0)
@@ -40,6 +43,7 @@ def test_all_instances_stay_where_a_start_takes_longer_than_they_would_idle() ->
     made = planned(switch_seconds=30.0, there=8)
     assert made.holds
     assert made.holds_reason.startswith("to keep all of them takes ")
+    assert " GPU-seconds of generation, to let them go" in made.holds_reason
     assert not planned(switch_seconds=1.0, there=8).holds
 
 
@@ -69,3 +73,20 @@ def test_instances_that_are_not_there_yet_are_charged_a_part_of_their_start() ->
 def test_a_start_that_learning_does_not_hide_speaks_for_staying() -> None:
     assert not planned(4.0, there=8).holds
     assert planned(4.0, there=8, late=100.0).holds
+
+
+def test_only_a_start_of_generation_makes_a_step_late() -> None:
+    there = StagesHolding(Staying(5, 16.0), Staying(0, 8.0), Staying(0, 80.0), late_seconds=4.0)
+    assert there.stay(10.0, 5, 1, 1)[0] == 10.0
+    assert there.stay(10.0, 6, 1, 1)[0] == 10.0 + 4.0 / STEPS_OF_A_START
+
+
+def test_a_gang_that_would_idle_for_longer_than_a_switch_takes_is_not_held() -> None:
+    """While generation takes 19 s, each of its learners would idle. To let one go and start it again takes 10 s."""
+    alone, gang = planned(30.0, there=8), planned(30.0, there=8, learners=4)
+    assert alone.holds
+    assert not gang.holds
+    assert gang.whole is not None and gang.whole.otherwise is not None
+    assert gang.whole.expected_gpu_seconds >= 4 * (8.0 + 10.0), "each of them is charged where they come and go"
+    seconds, gpu_seconds = gang.whole.otherwise
+    assert gpu_seconds >= 4 * seconds, "and where they stay"

@@ -204,6 +204,17 @@ def test_the_plan_of_a_step_knows_what_comes_after_generation(tiny_job: MakeJob)
     assert all(isinstance(sample, SampleTask) for sample in dealt)
 
 
+def test_a_plan_is_charged_each_learner_of_a_gang(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
+    cost_model.history.add("learning", 8.0)
+    paid = []
+    for learners in (1, 4):
+        whole = cost_model.plan([0, 1], 4, PROMPT_TOKENS, known=True, learning_instances=learners).planned.whole
+        assert whole is not None
+        paid.append(whole.expected_gpu_seconds)
+    assert paid[1] - paid[0] == pytest.approx(3 * 8.0)
+
+
 def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job(planning={"policy": "cost"}))
     plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=True).planned

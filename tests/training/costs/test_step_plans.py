@@ -6,21 +6,27 @@ from typing import Any
 
 import pytest
 
+from rlhfless_operator.job.instance_ranges import LearnerRange
 from rlhfless_operator.training.costs.step_plans import StepPlans
+from rlhfless_operator.training.instances.gang import GangSize
 
 
 class Recorded:
     """A cost model whose plans are the questions that it was asked."""
 
     def plan(self, prompts: Sequence[int], samples: int, tokens: Sequence[int], **asked: Any) -> tuple[Any, ...]:
-        return tuple(prompts), samples, tuple(tokens), asked["known"], asked["follows"]
+        return tuple(prompts), samples, tuple(tokens), asked["known"], asked["follows"], asked["learning_instances"]
+
+
+def gang_of(count: int) -> GangSize:
+    return GangSize(LearnerRange(min=1, max=count))
 
 
 @pytest.fixture
 def plans() -> Callable[..., StepPlans]:
     def make(*, follows: bool = False) -> StepPlans:
         prompts = SimpleNamespace(tokens=lambda purpose: [1] if purpose == "training" else [2])
-        return StepPlans(Recorded(), prompts, follows=follows)  # type: ignore[arg-type]
+        return StepPlans(Recorded(), prompts, follows=follows, gang=gang_of(4))  # type: ignore[arg-type]
 
     return make
 
@@ -52,7 +58,8 @@ def test_a_plan_that_knew_nothing_of_learning_is_made_anew_once_something_is_kno
             return SimpleNamespace(planned=SimpleNamespace(groups={} if self.knows_learning else None))
 
     cost_model = Learning()
-    made = StepPlans(cost_model, SimpleNamespace(tokens=lambda purpose: [1]), follows=True)  # type: ignore[arg-type]
+    prompts: Any = SimpleNamespace(tokens=lambda purpose: [1])
+    made = StepPlans(cost_model, prompts, follows=True, gang=gang_of(1))  # type: ignore[arg-type]
     ahead = made.plan_ahead([3], 8)
     cost_model.knows_learning = knows
     assert (made.plan([3], 8, "training") is ahead) is not knows
@@ -60,8 +67,8 @@ def test_a_plan_that_knew_nothing_of_learning_is_made_anew_once_something_is_kno
     assert made.plan([4], 8, "training") is ahead
 
 
-def test_only_training_knows_its_prompts_and_lets_a_learner_follow(plans: Callable[..., StepPlans]) -> None:
+def test_only_training_knows_its_prompts_and_learners_and_lets_one_follow(plans: Callable[..., StepPlans]) -> None:
     made = plans(follows=True)
-    assert made.plan([0], 2, "training") == ((0,), 2, (1,), True, True)
-    assert made.plan([0], 2, "evaluation") == ((0,), 2, (2,), False, False)
-    assert plans().plan([0], 2, "training") == ((0,), 2, (1,), True, False)
+    assert made.plan([0], 2, "training") == ((0,), 2, (1,), True, True, 4)
+    assert made.plan([0], 2, "evaluation") == ((0,), 2, (2,), False, False, 1)
+    assert plans().plan([0], 2, "training") == ((0,), 2, (1,), True, False, 4)

@@ -51,13 +51,13 @@ class Training:
     accumulation_token_seconds: float = 0.0
     """Learner's further seconds for each token of a sample, as soon as its group is prepared."""
     learners: tuple[LearnerOption, ...] = ()
-    """Numbers of learning instances to choose from, if there are preparers. They replace the two times above. If empty,
-    learning is charged as one GPU."""
+    """Numbers of learning instances to choose from, if there are preparers. They replace the two times above."""
     follows: bool = False
     """Whether one of `learners` accumulates under the tail; else it begins when all groups are prepared."""
+    learning_instances: int = 1
+    """Number of learning instances, if there are no `learners` to choose from."""
     learner_idle_seconds: float = 0.0
-    """Seconds for which one learner is held in a step without working, if there are no `learners`: started, drained, or
-    kept."""
+    """Seconds for which each of them is held in a step without working: started, drained, or kept."""
     holding: StagesHolding | None = None
     """Costs of keeping all instances for the whole step, if there are preparers; None if that is not possible."""
 
@@ -215,7 +215,7 @@ class StepForecast:
     def trained_apart(
         self, prepared: Floats, tokens: Floats, training: Training, preparers: int
     ) -> tuple[TrainerPlan, float, float]:
-        """Return the trainer, and the step's seconds and GPU-seconds with one learner.
+        """Return the trainer, and the step's seconds and GPU-seconds with the learning instances that there are.
 
         Accumulation, if there is any, is a queue behind preparation.
 
@@ -230,8 +230,9 @@ class StepForecast:
         seconds = end + training.update_seconds + training.afterwards_seconds
         afterwards = training.update_seconds + training.afterwards_seconds
         paid = _preparers_held(end, training, preparers) * training.preparation_price
-        paid += (afterwards + training.learner_idle_seconds) * training.learning_price
-        return TrainerPlan(1, begin), seconds, self.gpu_seconds + paid
+        learners = training.learning_instances
+        paid += learners * (afterwards + training.learner_idle_seconds) * training.learning_price
+        return TrainerPlan(learners, begin), seconds, self.gpu_seconds + paid
 
     def _completed(self, end: float) -> Floats:
         """Return the moment at which each group is complete, if the last response ends at `end` [groups]."""

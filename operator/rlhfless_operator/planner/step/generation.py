@@ -222,14 +222,14 @@ def _holds_reason(step: StepPlan, cost_weight: float) -> str:
     mine, other = (step.expected_seconds, step.expected_gpu_seconds), step.otherwise
     (stay, stays), (go, goes) = (mine, other) if step.holds else (other, mine)
     return (
-        f"to keep all of them takes {stays:.4g} instance-seconds and {stay:.4g} s, to let them go and start again"
-        f" {goes:.4g} and {go:.4g} s (λ {cost_weight:g})"
+        f"to keep all of them takes {stay:.4g} s and {stays:.4g} GPU-seconds of generation, to let them go and start"
+        f" again {go:.4g} s and {goes:.4g} (λ {cost_weight:g})"
     )
 
 
 def _groups(samples: ExpectedSamples, training: Training, step: StepPlan) -> GroupForecast | None:
     """Forecast the groups for a learner under the tail of generation; None if it can't begin there."""
-    token_seconds, learners = training.accumulation_token_seconds, 1
+    token_seconds, learners = training.accumulation_token_seconds, training.learning_instances
     if not token_seconds:
         return None
     if training.learners:

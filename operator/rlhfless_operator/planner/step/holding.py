@@ -47,9 +47,12 @@ class StagesHolding:
     learning of the step before, which hides it."""
 
     def stay(self, seconds: float, actors: int, preparers: int, learners: int) -> tuple[float, float]:
-        """Return the seconds and GPU-seconds of a step of `seconds` in which so many instances stay."""
+        """Return the seconds and GPU-seconds of a step of `seconds` in which so many instances stay.
+
+        Only generation's starts delay it.
+        """
         held = [self.generation.held(actors), self.preparation.held(preparers), self.learning.held(learners)]
-        return held_for(seconds, held, self.late_seconds)
+        return held_for(seconds, held, self.late_seconds if held[0].fresh else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

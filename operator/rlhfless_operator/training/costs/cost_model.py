@@ -124,6 +124,7 @@ class CostModel:
         known: bool,
         follows: bool = False,
         learners: Sequence[LearnerOption] = (),
+        learning_instances: int = 1,
         holding: StagesHolding | None = None,
     ) -> GenerationPlan:
         """Plan a step's generation.
@@ -133,6 +134,7 @@ class CostModel:
             known: whether they are training prompts. For others, rows of another dataset, only the prior is known.
             follows: whether learning may begin before the batch is complete.
             learners: numbers of learning instances to choose from; none if there is no choice.
+            learning_instances: number of them if there is no choice.
             holding: costs of keeping all instances for the whole step; None if they can't be kept.
         """
         spec, contention = self._spec, self._contention()
@@ -144,7 +146,9 @@ class CostModel:
             longest,
         )
         limits = limits_of(spec, self._actors, self.room)
-        training = training_of(spec, self.history, learners, follows=follows, holding=holding)
+        training = training_of(
+            *(spec, self.history, learners), follows=follows, learning_instances=learning_instances, holding=holding
+        )
         setting = setting_of(spec, limits, self.latency, training, self.history, contention)
         planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
         return in_tasks(planned, estimates, contention)

@@ -82,13 +82,15 @@ def training_of(
     learners: Sequence[LearnerOption],
     *,
     follows: bool,
+    learning_instances: int = 1,
     holding: StagesHolding | None = None,
 ) -> Training:
     """Return what preparation and learning take and cost, as earlier steps have shown it.
 
     Args:
-        learners: numbers of learning instances from which the `cost` policy chooses; one of them if left out.
+        learners: numbers of learning instances from which the `cost` policy chooses; none if there is no choice.
         follows: whether learning may begin before the batch is complete.
+        learning_instances: number of them if there is no choice.
         holding: costs of keeping all instances; None if they can't be kept.
     """
     preparation = spec.preparation.instances
@@ -106,6 +108,7 @@ def training_of(
         accumulation_token_seconds=accumulation,
         learners=tuple(learners),
         follows=accumulation > 0,
+        learning_instances=learning_instances,
         learner_idle_seconds=idle_seconds(history, "learning"),
         holding=holding,
     )

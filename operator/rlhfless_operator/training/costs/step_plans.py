@@ -8,6 +8,7 @@ from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.data.prompts import Prompts
+from rlhfless_operator.training.instances.gang import GangSize
 
 
 class StepPlans:
@@ -17,6 +18,7 @@ class StepPlans:
         cost_model: of the job.
         prompts: of the job.
         follows: whether learning may begin before a training batch is complete.
+        gang: the learning instances, of which a plan counts as many as learn now if it has no choice.
         holding: returns the costs of keeping all instances for a whole step; None if they can't be kept.
     """
 
@@ -26,11 +28,13 @@ class StepPlans:
         prompts: Prompts,
         *,
         follows: bool,
+        gang: GangSize,
         holding: Callable[[], StagesHolding | None] = lambda: None,
     ) -> None:
         self._cost_model = cost_model
         self._prompts = prompts
         self._follows = follows
+        self._gang = gang
         self._holding = holding
         self.learners: Sequence[LearnerOption] = ()
         """Numbers of learning instances from which the next training step's plan chooses."""
@@ -54,6 +58,7 @@ class StepPlans:
             known=training,
             follows=training and self._follows,
             learners=self.learners if training else (),
+            learning_instances=self._gang.now if training else 1,
             holding=self._holding() if training else None,
         )
 
