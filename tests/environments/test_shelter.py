@@ -3,20 +3,23 @@
 import asyncio
 import json
 import queue
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from rlhfless_functions.api import Shelter as Place
 from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
-from rlhfless_functions.environments.shelter import Shelter
+from rlhfless_functions.environments.shelter import Shelter, create_app
 from rlhfless_functions.environments.sheltered import ShelteredEpisodes
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings, PythonEnvironment
+from rlhfless_operator.platforms.local import shelter as local_shelter
 from rlhfless_operator.platforms.local.shelter import ShelterMissingError, ShelterProcess
 
 MODEL = Path(__file__).parents[2] / "examples" / "tools" / "model"
@@ -73,7 +76,7 @@ class Played:
         self.closed = True
 
 
-async def exchange(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] = ()) -> list[dict[str, Any]]:
+async def told(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] = ()) -> dict[str, Any]:
     body = {
         "rollout": "training-1",
         "environment": json.loads(SETTINGS.model_dump_json()),
@@ -82,7 +85,13 @@ async def exchange(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] 
         "turns": [asdict(each) for each in turns],
         "awaited": list(awaited),
     }
-    return list((await shelter.exchange(json.dumps(body).encode()))["observations"])
+    return await shelter.exchange(json.dumps(body).encode())
+
+
+async def exchange(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] = ()) -> list[dict[str, Any]]:
+    answer = await told(shelter, *turns, awaited=awaited)
+    assert answer["lost"] == []
+    return list(answer["observations"])
 
 
 async def answered(shelter: Shelter, sample: SampleKey) -> list[int]:
@@ -134,6 +143,37 @@ async def test_a_turn_that_replaces_one_under_way_waits_for_its_end_and_gets_no_
     assert await answered(shelter, (0, 1)) == [8]
 
 
+@pytest.mark.parametrize("opening", [[7], []])
+async def test_an_episode_that_began_anew_goes_on_though_its_first_turn_is_sampled_alike_again(
+    opening: list[int],
+) -> None:
+    played = Played()
+    shelter = Shelter(lambda *_: played)
+    given = [(0, len(opening))] if opening else []
+    first = turn(*opening, 5, 6, given=given)
+    await exchange(shelter, first)
+    played.answers.put(Observation((0, 1), opening, restarted=True))
+    assert await answered(shelter, (0, 1)) == opening
+    await exchange(shelter, first)
+    played.answers.put(Observation((0, 1), [8]))
+    while (again := await exchange(shelter, awaited=[(0, 1)])) == []:
+        pass
+    assert (again[0]["tokens"], again[0]["restarted"]) == ([8], False)
+    assert played.turns == [first, first] and not played.forgotten
+
+
+async def test_a_later_turn_whose_episode_began_anew_is_told_so_again() -> None:
+    played = Played()
+    shelter = Shelter(lambda *_: played)
+    later = turn(7, 5, 8, 6, given=[(0, 1), (2, 3)])
+    await exchange(shelter, later)
+    played.answers.put(Observation((0, 1), [7], restarted=True))
+    assert await answered(shelter, (0, 1)) == [7]
+    # The actor was killed before it had stored that.
+    [again] = await exchange(shelter, later, awaited=[(0, 1)])
+    assert again["restarted"] and played.turns == [later]
+
+
 async def test_an_environment_that_ends_the_job_does_so_for_the_actor_and_the_next_one_begins_afresh() -> None:
     made = [Played(), Played()]
     shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
@@ -146,10 +186,104 @@ async def test_an_environment_that_ends_the_job_does_so_for_the_actor_and_the_ne
     assert len(made[1].turns) == 1
 
 
-async def test_nan_in_a_row_reaches_the_environment() -> None:
+async def test_after_any_error_of_the_episodes_the_next_attempt_begins_afresh() -> None:
+    made = [Played(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    await exchange(shelter, turn())
+    made[0].answers.put(RuntimeError("can't start new thread"))
+    with pytest.raises(TaskError, match="can't start new thread") as raised:
+        await answered(shelter, (0, 1))
+    assert raised.value.retryable and made[0].closed
+    await exchange(shelter, turn())
+    assert len(made[1].turns) == 1
+
+
+async def test_a_turn_that_could_not_be_handed_over_is_not_waited_for() -> None:
+    class Full(Played):
+        def submit(self, turn: Turn) -> None:
+            raise RuntimeError("can't start new thread")
+
+    made = [Full(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    with pytest.raises(TaskError, match="can't start new thread"):
+        await exchange(shelter, turn())
+    await exchange(shelter, turn())
+    assert len(made[1].turns) == 1
+
+
+async def test_an_actor_whose_turns_ended_with_another_ones_failure_hands_them_over_again() -> None:
+    made = [Played(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(shelter, "t"), log_config=None, lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        place = Place(
+            url=f"http://127.0.0.1:{listener.getsockname()[1]}", token="t", rollout="training-1", patience_seconds=1
+        )
+        episodes = ShelteredEpisodes(place, SETTINGS, ModelSettings(source="m"), {})
+        try:
+            episodes.submit(turn(5, 6))
+            while not made[0].turns:
+                await asyncio.sleep(0.01)
+            # As after a failure that another actor was told of, whose next attempt has not begun.
+            shelter._rollouts.pop("training-1").close()
+            while not made[1].turns:
+                await asyncio.sleep(0.01)
+            made[1].answers.put(Observation((0, 1), [7]))
+            while not (found := episodes.ready(0)):
+                await asyncio.sleep(0.01)
+            assert list(found[0].tokens) == [7]
+        finally:
+            await asyncio.to_thread(episodes.close)
+            server.should_exit = True
+            await serving
+
+
+async def test_samples_of_which_there_is_no_turn_are_lost_and_nothing_begins_for_them() -> None:
+    made = [Played(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    other = replace(turn(5), sample=(3, 2))
+    assert await exchange(shelter, other) == []
+    await exchange(shelter, turn(5))
+    made[0].answers.put(TaskError("environment_failed", "it raised in reset", retryable=True))
+    with pytest.raises(TaskError, match="raised in reset"):
+        await answered(shelter, (0, 1))
+    assert await told(shelter, awaited=[(3, 2)]) == {"observations": [], "lost": [(3, 2)]}
+    assert not shelter._rollouts
+    assert await told(shelter, turn(5), awaited=[(0, 1), (3, 2)]) == {"observations": [], "lost": [(3, 2)]}
+    await exchange(shelter, other)
+    assert [each.sample for each in made[1].turns] == [(0, 1), (3, 2)]
+
+
+async def test_a_failure_that_is_told_late_does_not_end_the_next_attempt() -> None:
+    made = [Played(), Played()]
+    shelter = Shelter(lambda *_: made[0] if not made[0].closed else made[1])
+    await exchange(shelter, turn())
+    failed = shelter._rollouts["training-1"]
+    await shelter._drop("training-1", failed)
+    await exchange(shelter, turn())
+    await shelter._drop("training-1", failed)
+    assert not made[1].closed
+    assert await exchange(shelter, awaited=[(0, 1)]) == []
+
+
+async def test_no_episode_begins_in_a_rollout_that_has_ended() -> None:
     played = Played()
-    await exchange(Shelter(lambda *_: played), turn(row={"x": float("nan"), "y": None}))
-    assert str(played.turns[0].row) == "{'x': nan, 'y': None}"
+    shelter = Shelter(lambda *_: played)
+    await exchange(shelter, turn(5))
+    await shelter.end("training-1")
+    assert played.closed
+    with pytest.raises(TaskError, match="rollout training-1 has ended"):
+        await exchange(shelter, turn(5))
+    assert not shelter._rollouts
+
+
+async def test_nan_and_half_a_pair_of_surrogates_in_a_row_reach_the_environment() -> None:
+    played = Played()
+    row = {"x": float("nan"), "y": None, "z": "\ud83d"}
+    await exchange(Shelter(lambda *_: played), turn(row=row))
+    assert ascii(played.turns[0].row) == "{'x': nan, 'y': None, 'z': '\\ud83d'}"
+    assert played.turns[0].sample == (0, 1)
 
 
 @pytest.fixture
@@ -187,7 +321,7 @@ async def test_an_episode_goes_on_with_another_actor_and_ends_with_its_rollout(
     opening = await asyncio.to_thread(played_by, place, turn(row=row), settings)
     first = turn(*opening.tokens, *said, given=[(0, len(opening.tokens))], row=row)
     answer = await asyncio.to_thread(played_by, place, first, settings)
-    assert tokenizer.decode(answer.tokens) == "<|tool|>4<|end|><|assistant|>"
+    assert tokenizer.decode(list(answer.tokens)) == "<|tool|>4<|end|><|assistant|>"
     assert await process.come("training-1", [(0, 1)]) == 1
     last = [*first.response, *answer.tokens, *tokenizer.encode("=4<|end|>")]
     spans = [(0, len(opening.tokens)), (len(first.response), len(first.response) + len(answer.tokens))]
@@ -203,6 +337,67 @@ async def test_a_process_that_does_not_start_is_an_error_with_a_remedy(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(ShelterMissingError, match=r"log\.jsonl, or set environment.letGo to never"):
         await ShelterProcess(tmp_path / "log.jsonl").url()
+
+
+async def test_a_process_that_can_not_be_made_is_such_an_error_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    with pytest.raises(ShelterMissingError, match="No such file"):
+        await ShelterProcess(tmp_path / "log.jsonl").url()
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A shelter that tells its own id to a file, and no port to anybody."""
+    program, told = tmp_path / "silent", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ > {told}.new\nmv {told}.new {told}\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return told
+
+
+async def test_a_process_that_tells_no_port_is_given_up_and_ended(
+    silent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_shelter, "_START_SECONDS", 1.0)
+    with pytest.raises(ShelterMissingError, match="told no port"):
+        await asyncio.wait_for(ShelterProcess(tmp_path / "log.jsonl").url(), 60)
+    assert not Path(f"/proc/{silent.read_text().strip()}").exists()
+
+
+async def test_a_process_whose_start_is_given_up_is_ended(silent: Path, tmp_path: Path) -> None:
+    starting = asyncio.create_task(ShelterProcess(tmp_path / "log.jsonl").url())
+    while not silent.exists():
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not Path(f"/proc/{silent.read_text().strip()}").exists()
+
+
+async def test_an_episode_that_is_lost_at_its_first_turn_with_the_process_begins_anew_and_goes_on(
+    process: ShelterProcess, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    (tmp_path / "env.py").write_text(COUNTER)
+    settings = EnvironmentSettings(python=PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env"))
+    row = {"prompt": [{"role": "user", "content": "?"}]}
+    said = tokenizer.encode('a<tool_call>{"name": "add", "arguments": {"amount": 4}}</tool_call><|end|>')
+    place = Place(url=await process.url(), token=process.token, rollout="training-1", patience_seconds=1)
+    opening = await asyncio.to_thread(played_by, place, turn(row=row), settings)
+    assert process._process is not None
+    process._process.kill()
+    await process._process.wait()
+    place = place.model_copy(update={"url": await process.url()})
+    first = turn(*opening.tokens, *said, given=[(0, len(opening.tokens))], row=row)
+    anew = await asyncio.to_thread(played_by, place, first, settings)
+    assert anew.restarted and list(anew.tokens) == list(opening.tokens)
+    # The same random numbers give the same turn.
+    answer = await asyncio.to_thread(played_by, place, first, settings)
+    assert not answer.restarted and tokenizer.decode(list(answer.tokens)) == "<|tool|>4<|end|><|assistant|>"
 
 
 async def test_a_stranger_is_refused_and_a_dead_process_is_started_again(

@@ -47,7 +47,7 @@ class EpisodeMaker:
 
     def make(
         self, settings: EnvironmentSettings, model: ModelSettings, template_arguments: Mapping[str, Any]
-    ) -> Episodes:
+    ) -> PlayedEpisodes:
         """Return the environments of a job's samples.
 
         Raises:

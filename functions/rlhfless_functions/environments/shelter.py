@@ -3,7 +3,8 @@
 It plays the episodes of rollouts without a GPU, so that an actor whose samples all wait can be let go. It listens on
 loopback, writes its port as a line on standard output, and ends with its parent. The token is in RLHFLESS_TOKEN.
 
-    POST /v1/exchange   turns of an actor's samples; answered with the observations that have come for it
+    POST /v1/exchange   turns of an actor's samples; answered with the observations that have come for it, and with the
+                        samples that it awaits in vain: their turns are not here any more
     POST /v1/come       the samples of a rollout whose answers have come, or whose episodes are not here
     POST /v1/end        end the episodes of a rollout
 
@@ -13,6 +14,7 @@ A turn may be handed over again by another actor. It is answered once, and each 
 import asyncio
 import hmac
 import json
+import logging
 import os
 import socket
 import sys
@@ -24,7 +26,7 @@ from typing import Any, Protocol
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
 from rlhfless_functions.runtime import logs
@@ -32,11 +34,12 @@ from rlhfless_functions.runtime.processes import die_with_parent, name_process
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
 
+_log = logging.getLogger("rlhfless.environments")
+
 _WAIT_SECONDS = 0.1
 """Longest wait of an exchange for an answer: turns that end meanwhile wait for the next one."""
 _COME_SECONDS = 5.0
 """Longest wait for an answer while an actor is let go."""
-_TURNS: TypeAdapter[list[Turn]] = TypeAdapter(list[Turn])
 
 
 class KeptEpisodes(Protocol):
@@ -65,7 +68,7 @@ class _Exchange(BaseModel):
     environment: EnvironmentSettings
     model: ModelSettings
     chat_template_kwargs: dict[str, Any]
-    turns: list[dict[str, Any]]
+    turns: list[Turn]
     awaited: list[SampleKey]
 
 
@@ -95,6 +98,13 @@ class _Kept:
         before += self.answer.tokens
         return len(turn.response) > len(before) and list(turn.response[: len(before)]) == before
 
+    def begins_anew(self, turn: Turn) -> bool:
+        """Return whether a turn is the first one of an episode that began anew. It may well be this turn again, because
+        a sample's random numbers are those of its positions."""
+        if self.answer is None or not self.answer.restarted:
+            return False
+        return self.leads_to(turn) and len(turn.given) <= bool(self.answer.tokens)
+
 
 class _Rollout:
     """The episodes of a rollout. All methods but `_listen` belong to the event loop."""
@@ -113,7 +123,7 @@ class _Rollout:
         kept = self._kept.get(turn.sample)
         if kept is None:
             self._begin(turn)
-        elif list(kept.turn.response) == list(turn.response):
+        elif list(kept.turn.response) == list(turn.response) and not kept.begins_anew(turn):
             kept.following = None
         elif kept.answer is None:
             kept.following = turn
@@ -122,6 +132,10 @@ class _Rollout:
                 # Another actor goes on from an earlier place: the session is ahead of it.
                 self._episodes.forget(turn.sample)
             self._begin(turn)
+
+    def lost(self, samples: Iterable[SampleKey]) -> list[SampleKey]:
+        """Return the samples of which there is no turn."""
+        return [key for key in samples if key not in self._kept]
 
     async def answers(self, samples: Iterable[SampleKey], seconds: float) -> list[Observation]:
         """Return the answers of some samples that are there; wait for the first one no longer than this.
@@ -207,32 +221,42 @@ class Shelter:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._rollouts: dict[str, _Rollout] = {}
+        self._ended: set[str] = set()
         self._making = asyncio.Lock()
 
     async def exchange(self, body: bytes) -> dict[str, Any]:
         """Take turns in, and return answers.
 
         Raises:
-            TaskError: the environment fails, and the job is to end.
+            TaskError: the environment fails, or the rollout has ended.
             ValueError: the body is nothing that an actor says.
         """
-        asked = _Exchange.model_validate_json(body)
-        # Not from the model: it would make None of a NaN in a row.
-        turns = _TURNS.validate_python(json.loads(body)["turns"])
+        # `model_validate_json` would make None of a NaN in a row, and refuses half of a pair of surrogates.
+        asked = _Exchange.model_validate(json.loads(body))
         async with self._making:
-            if (rollout := self._rollouts.get(asked.rollout)) is None:
+            if asked.rollout in self._ended:
+                raise TaskError("environment_failed", f"rollout {asked.rollout} has ended", retryable=True)
+            rollout = self._rollouts.get(asked.rollout)
+            if rollout is None and asked.turns:
                 make, arguments = self._make, (asked.environment, asked.model, asked.chat_template_kwargs)
-                rollout = _Rollout(await asyncio.to_thread(make, *arguments))
-                self._rollouts[asked.rollout] = rollout
-        for turn in turns:
-            rollout.submit(turn)
+                rollout = self._rollouts[asked.rollout] = _Rollout(await asyncio.to_thread(make, *arguments))
+        if rollout is None:
+            return {"observations": [], "lost": asked.awaited}
         try:
+            for turn in asked.turns:
+                rollout.submit(turn)
+            # Another actor may have been told of a failure, with which all episodes ended.
+            if lost := rollout.lost(asked.awaited):
+                return {"observations": [], "lost": lost}
             answers = await rollout.answers(asked.awaited, _WAIT_SECONDS)
-        except TaskError:
+        except Exception as error:
             # The next attempt begins with fresh episodes.
-            await self.end(asked.rollout)
-            raise
-        return {"observations": [asdict(answer) for answer in answers]}
+            await self._drop(asked.rollout, rollout)
+            if isinstance(error, TaskError):
+                raise
+            _log.exception("the episodes of rollout %s failed", asked.rollout)
+            raise TaskError("environment_failed", f"the process of the episodes: {error!r}", retryable=True) from error
+        return {"observations": [asdict(answer) for answer in answers], "lost": []}
 
     async def come(self, asked: _Come) -> dict[str, Any]:
         """Return the samples that need not be waited for."""
@@ -240,9 +264,16 @@ class Shelter:
         return {"samples": asked.samples if rollout is None else await rollout.come(asked.samples, _COME_SECONDS)}
 
     async def end(self, rollout: str) -> None:
-        """End a rollout's episodes."""
-        if (found := self._rollouts.pop(rollout, None)) is not None:
-            await asyncio.to_thread(found.close)
+        """End a rollout's episodes for good: a late actor begins no others."""
+        async with self._making:
+            self._ended.add(rollout)
+        if (found := self._rollouts.get(rollout)) is not None:
+            await self._drop(rollout, found)
+
+    async def _drop(self, name: str, rollout: _Rollout) -> None:
+        if self._rollouts.get(name) is rollout:
+            del self._rollouts[name]
+            await asyncio.to_thread(rollout.close)
 
 
 def create_app(shelter: Shelter, token: str) -> FastAPI:

@@ -46,7 +46,7 @@ class ShelteredEpisodes:
             "chat_template_kwargs": dict(template_arguments),
         }
         self._outbox: list[Turn] = []
-        self._awaited: set[SampleKey] = set()
+        self._awaited: dict[SampleKey, Turn] = {}
         self._answers: queue.SimpleQueue[Observation | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._closed = False
@@ -57,7 +57,7 @@ class ShelteredEpisodes:
         """Hand a turn over, without waiting."""
         with self._changed:
             self._outbox.append(turn)
-            self._awaited.add(turn.sample)
+            self._awaited[turn.sample] = turn
             self._changed.notify()
 
     def ready(self, wait_seconds: float) -> list[Observation]:
@@ -96,9 +96,12 @@ class ShelteredEpisodes:
                         return
                     turns, self._outbox = self._outbox, []
                     awaited = sorted(self._awaited)
-                for answer in self._exchange(connection, turns, awaited):
-                    with self._changed:
-                        self._awaited.discard(answer.sample)
+                answers, lost = self._exchange(connection, turns, awaited)
+                with self._changed:
+                    for answer in answers:
+                        del self._awaited[answer.sample]
+                    self._outbox += [self._awaited[key] for key in lost]
+                for answer in answers:
                     self._answers.put(answer)
         except Exception as error:
             self._answers.put(error)
@@ -107,7 +110,8 @@ class ShelteredEpisodes:
 
     def _exchange(
         self, connection: http.client.HTTPConnection, turns: list[Turn], awaited: list[SampleKey]
-    ) -> list[Observation]:
+    ) -> tuple[list[Observation], list[SampleKey]]:
+        """Return the answers, and the samples whose turns must be handed over again."""
         body = json.dumps({**self._said, "turns": [asdict(turn) for turn in turns], "awaited": awaited})
         headers = {"Authorization": f"Bearer {self._shelter.token}", "Content-Type": "application/json"}
         try:
@@ -122,4 +126,5 @@ class ShelteredEpisodes:
             raise TaskError(answer["reason"], answer["message"], retryable=answer["retryable"])
         if response.status != 200:
             raise TaskError("environment_failed", f"the process that keeps the episodes refuses a turn: {answer}")
-        return _OBSERVATIONS.validate_python(answer["observations"])
+        lost = [(prompt, index) for prompt, index in answer["lost"]]
+        return _OBSERVATIONS.validate_python(answer["observations"]), lost

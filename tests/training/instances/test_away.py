@@ -60,8 +60,9 @@ async def test_the_process_of_the_episodes_is_started_before_the_rollout_that_ne
     async with going.rollout("training-2") as away:
         assert away is not None
         shelter = await away.shelter()
-        assert (shelter.rollout, shelter.patience_seconds, shelter.token) == ("training-2", SWITCH, "t")
-    assert host.asked[-1] == "end training-2"
+        assert shelter is not None
+        assert (shelter.rollout, shelter.patience_seconds, shelter.token) == ("training-2-1", SWITCH, "t")
+    assert host.asked[-1] == "end training-2-1"
 
 
 async def test_no_actor_is_let_go_at_once_however_fast_a_change_of_hands_is() -> None:
@@ -71,7 +72,8 @@ async def test_no_actor_is_let_go_at_once_however_fast_a_change_of_hands_is() ->
         assert away is None
     going.learn(seen(3 * LEAST_PATIENCE))
     async with going.rollout("training-3") as away:
-        assert away is not None and (await away.shelter()).patience_seconds == LEAST_PATIENCE
+        assert away is not None and (shelter := await away.shelter()) is not None
+        assert shelter.patience_seconds == LEAST_PATIENCE
 
 
 async def test_actors_are_kept_where_nothing_keeps_their_episodes() -> None:
@@ -90,6 +92,31 @@ async def test_actors_are_kept_where_the_process_of_the_episodes_does_not_start(
     going.learn(seen(100.0))
     async with going.rollout("training-2") as away:
         assert away is None
+
+
+async def test_an_actor_is_kept_where_the_process_of_the_episodes_has_died_and_does_not_start_again() -> None:
+    class Dying(Host):
+        async def url(self) -> str:
+            if self.asked:
+                raise UserError("it does not start")
+            return await super().url()
+
+    host = Dying()
+    going, _ = choice(host)
+    going._history.add("environment/wait", 100.0)
+    async with going.rollout("training-2") as away:
+        assert away is not None
+        assert await away.shelter() is None
+
+
+async def test_no_two_rollouts_have_the_same_name() -> None:
+    host = Host()
+    going, _ = choice(host)
+    going.learn(seen(100.0))
+    for _ in range(2):
+        async with going.rollout("evaluation-2"):
+            pass
+    assert [each for each in host.asked if each != "url"] == ["end evaluation-2-1", "end evaluation-2-2"]
 
 
 async def test_an_actor_waits_until_one_of_its_samples_has_come() -> None:

@@ -12,6 +12,8 @@ import aiohttp
 
 from rlhfless_operator.errors import UserError
 
+_START_SECONDS = 120.0
+"""Time limit of its start, in which it imports heavy libraries."""
 _END_SECONDS = 5.0
 
 
@@ -80,9 +82,29 @@ class ShelterProcess:
             await self._process.wait()
 
     async def _start(self) -> tuple[asyncio.subprocess.Process, str]:
+        try:
+            process = await self._spawned()
+        except OSError as error:
+            raise self._missing(str(error)) from error
+        assert process.stdout is not None
+        line = b""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_START_SECONDS):
+                    line = await process.stdout.readline()
+            if not line.strip().isdigit():
+                raise self._missing("it told no port")
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        return process, f"http://127.0.0.1:{int(line)}"
+
+    async def _spawned(self) -> asyncio.subprocess.Process:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "rlhfless_functions.environments.shelter",
@@ -93,14 +115,12 @@ class ShelterProcess:
                 start_new_session=True,
                 env={**os.environ, "RLHFLESS_TOKEN": self.token},
             )
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line.strip().isdigit():
-            raise ShelterMissingError(
-                f"the process that keeps episodes while actors are let go does not start; see {self._log_path}, or set"
-                " environment.letGo to never"
-            )
-        return process, f"http://127.0.0.1:{int(line)}"
+
+    def _missing(self, problem: str) -> ShelterMissingError:
+        return ShelterMissingError(
+            f"the process that keeps episodes while actors are let go does not start ({problem}); see"
+            f" {self._log_path}, or set environment.letGo to never"
+        )
 
     async def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._session is None:

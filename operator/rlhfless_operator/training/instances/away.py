@@ -51,9 +51,13 @@ class Away:
         self._rollout = rollout
         self._patience = patience
 
-    async def shelter(self) -> Shelter:
-        """Return the place of the environments, for a request."""
-        url = await self._host.url()
+    async def shelter(self) -> Shelter | None:
+        """Return the place of the environments, for a request; None if it does not start again after it has died. Then
+        the episodes are beside the engine, as ever."""
+        try:
+            url = await self._host.url()
+        except UserError:
+            return None
         return Shelter(url=url, token=self._host.token, rollout=self._rollout, patience_seconds=self._patience)
 
     async def come(self, samples: Sequence[Key]) -> None:
@@ -76,6 +80,7 @@ class LettingActorsGo:
         self._capacity = capacity
         self._history = history
         self._starting: asyncio.Future[str] | None = None
+        self._opened = 0
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Note how long a rollout's environments took for an answer."""
@@ -102,6 +107,9 @@ class LettingActorsGo:
             # Without it the episodes are beside the engine, as ever.
             yield None
             return
+        # A name that has ended is refused, and a step may have a rollout again.
+        self._opened += 1
+        name = f"{name}-{self._opened}"
         try:
             yield Away(self._host, name, self._patience)
         finally:
