@@ -60,12 +60,12 @@ class Play:
         self.row: dict[str, Any] = {"prompt": [{"role": "user", "content": "Go."}]}
         self.episodes = self.make()
 
-    def make(self) -> PlayedEpisodes:
+    def make(self, actors: int = 1) -> PlayedEpisodes:
         """Another actor's environments."""
         stop = [self.end]
         bridge = Bridge(self.tokenizer, self.host.schemas, {}, stop)
         parser = CallParser(self.tokenizer, self.host.schemas, bridge.generation_prompt)
-        return PlayedEpisodes(self._settings, lambda: self.host, bridge, parser, self.tokenizer, stop)
+        return PlayedEpisodes(self._settings, lambda: self.host, bridge, parser, self.tokenizer, stop, actors)
 
     def submit(self, *, truncated: bool = False) -> Observation:
         """Hand the response over and wait for the observation."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.environments import playing as playing_module
+from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
 from rlhfless_functions.environments.host import EpisodeHost
 from rlhfless_functions.runtime.task import TaskError
 from tests.environments.chat import Play, settings_of
@@ -251,6 +253,26 @@ def test_the_sample_seeds_its_environment(playing: Playing) -> None:
         play.submit()
         texts.append(play.text(play.call("dream")))
     assert texts[0] == texts[1]
+
+
+def test_each_actor_may_have_its_most_episodes_at_a_time(playing: Playing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing_module, "_MOST_EPISODES", 1)
+    play = playing()
+    play.episodes.close()
+    play.episodes = play.make(actors=2)
+    samples = [(0, 0), (0, 1), (0, 2)]
+    for sample in samples:
+        play.episodes.submit(Turn(sample, play.row, [], [], seed=3, truncated=False, room=4000))
+    begun: set[SampleKey] = set()
+    while len(begun) < 2:
+        begun |= {seen.sample for seen in play.episodes.ready(30)}
+    assert begun == set(samples[:2]) and play.episodes.ready(0.2) == []
+    last = [*play.tokenizer.encode("done"), play.end]
+    play.episodes.submit(Turn((0, 1), play.row, last, [], seed=3, truncated=False, room=3000))
+    ended: list[Observation] = []
+    while len(ended) < 2:
+        ended += play.episodes.ready(30)
+    assert [(seen.sample, seen.done) for seen in ended] == [((0, 1), True), ((0, 2), False)]
 
 
 def test_a_replayable_episode_goes_on_elsewhere_and_any_other_begins_anew(playing: Playing) -> None:

@@ -79,6 +79,7 @@ class Played:
 async def told(shelter: Shelter, *turns: Turn, awaited: Sequence[SampleKey] = ()) -> dict[str, Any]:
     body = {
         "rollout": "training-1",
+        "actors": 2,
         "environment": json.loads(SETTINGS.model_dump_json()),
         "model": json.loads(ModelSettings(source="m").model_dump_json()),
         "chat_template_kwargs": {},
@@ -141,6 +142,13 @@ async def test_a_turn_that_replaces_one_under_way_waits_for_its_end_and_gets_no_
     assert played.forgotten == [(0, 1)] and list(played.turns[1].response) == [5, 4]
     played.answers.put(Observation((0, 1), [8]))
     assert await answered(shelter, (0, 1)) == [8]
+
+
+async def test_the_episodes_of_a_rollout_are_those_of_all_its_actors() -> None:
+    made: list[tuple[Any, ...]] = []
+    shelter = Shelter(lambda *arguments: made.append(arguments) or Played())  # type: ignore[func-returns-value]
+    await exchange(shelter, turn())
+    assert [arguments[-1] for arguments in made] == [2]
 
 
 @pytest.mark.parametrize("opening", [[7], []])
@@ -218,7 +226,11 @@ async def test_an_actor_whose_turns_ended_with_another_ones_failure_hands_them_o
         server = uvicorn.Server(uvicorn.Config(create_app(shelter, "t"), log_config=None, lifespan="off"))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         place = Place(
-            url=f"http://127.0.0.1:{listener.getsockname()[1]}", token="t", rollout="training-1", patience_seconds=1
+            url=f"http://127.0.0.1:{listener.getsockname()[1]}",
+            token="t",
+            rollout="training-1",
+            actors=2,
+            patience_seconds=1,
         )
         episodes = ShelteredEpisodes(place, SETTINGS, ModelSettings(source="m"), {})
         try:
@@ -314,7 +326,7 @@ async def test_an_episode_goes_on_with_another_actor_and_ends_with_its_rollout(
     (tmp_path / "env.py").write_text(COUNTER)
     python = PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env")
     settings = EnvironmentSettings(python=python, replayable=False)
-    place = Place(url=await process.url(), token=process.token, rollout="training-1", patience_seconds=1)
+    place = Place(url=await process.url(), token=process.token, rollout="training-1", actors=2, patience_seconds=1)
     row = {"prompt": [{"role": "user", "content": "?"}]}
     said = tokenizer.encode('a<tool_call>{"name": "add", "arguments": {"amount": 4}}</tool_call><|end|>')
 
@@ -386,7 +398,7 @@ async def test_an_episode_that_is_lost_at_its_first_turn_with_the_process_begins
     settings = EnvironmentSettings(python=PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env"))
     row = {"prompt": [{"role": "user", "content": "?"}]}
     said = tokenizer.encode('a<tool_call>{"name": "add", "arguments": {"amount": 4}}</tool_call><|end|>')
-    place = Place(url=await process.url(), token=process.token, rollout="training-1", patience_seconds=1)
+    place = Place(url=await process.url(), token=process.token, rollout="training-1", actors=2, patience_seconds=1)
     opening = await asyncio.to_thread(played_by, place, turn(row=row), settings)
     assert process._process is not None
     process._process.kill()
@@ -405,7 +417,7 @@ async def test_a_stranger_is_refused_and_a_dead_process_is_started_again(
 ) -> None:
     (tmp_path / "env.py").write_text(COUNTER)
     settings = EnvironmentSettings(python=PythonEnvironment(file=str(tmp_path / "env.py"), class_name="Env"))
-    place = Place(url=await process.url(), token="guessed", rollout="training-1", patience_seconds=1)
+    place = Place(url=await process.url(), token="guessed", rollout="training-1", actors=2, patience_seconds=1)
     with pytest.raises(TaskError, match=r"refuses a turn: .*token"):
         await asyncio.to_thread(played_by, place, turn(row={"prompt": "?"}), settings)
     assert process._process is not None

@@ -181,7 +181,7 @@ class Waiting:
     """Environments that answer after a while."""
 
     async def shelter(self) -> Shelter:
-        return Shelter(url="http://127.0.0.1:1", token="t", rollout="training-3", patience_seconds=1)
+        return Shelter(url="http://127.0.0.1:1", token="t", rollout="training-3", actors=2, patience_seconds=1)
 
     async def come(self, samples: Sequence[Key]) -> None:
         for _ in samples:

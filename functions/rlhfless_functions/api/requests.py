@@ -103,6 +103,8 @@ class Shelter(Message):
     """Its bearer token."""
     rollout: str
     """Name of the rollout."""
+    actors: int = Field(ge=1)
+    """Number of actors with which it begins."""
     patience_seconds: float = Field(ge=0)
     """Seconds of waiting, of all samples of a request together, after which the request ends."""
 

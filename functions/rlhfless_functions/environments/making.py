@@ -46,7 +46,11 @@ class EpisodeMaker:
         return self.make(request.environment, request.model, request.chat_template_kwargs)
 
     def make(
-        self, settings: EnvironmentSettings, model: ModelSettings, template_arguments: Mapping[str, Any]
+        self,
+        settings: EnvironmentSettings,
+        model: ModelSettings,
+        template_arguments: Mapping[str, Any],
+        actors: int = 1,
     ) -> PlayedEpisodes:
         """Return the environments of a job's samples.
 
@@ -66,7 +70,7 @@ class EpisodeMaker:
                 parser = CallParser(tokenizer, schemas, bridge.generation_prompt)
             self._parts = (bridge, parser, tokenizer, stop)
         bridge, parser, tokenizer, stop = self._parts
-        return PlayedEpisodes(settings, lambda: self._running(settings), bridge, parser, tokenizer, stop)
+        return PlayedEpisodes(settings, lambda: self._running(settings), bridge, parser, tokenizer, stop, actors)
 
     def close(self) -> None:
         """End the host."""

@@ -29,7 +29,7 @@ from rlhfless_functions.settings import EnvironmentSettings
 _log = logging.getLogger("rlhfless.environments")
 
 _MOST_EPISODES = 256
-"""Most episodes that have begun and not ended. Others wait for their beginning."""
+"""Most episodes of an actor that have begun and not ended. Others wait for their beginning."""
 _KILLS = 2
 """Most kills from outside after which a turn is tried again."""
 
@@ -69,6 +69,7 @@ class PlayedEpisodes:
         parser: reads the model's calls.
         tokenizer: decodes the model's turns.
         stop_tokens: ids that end a turn.
+        actors: number of actors whose samples these are.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class PlayedEpisodes:
         parser: CallParser,
         tokenizer: PreTrainedTokenizerBase,
         stop_tokens: Sequence[int],
+        actors: int = 1,
     ) -> None:
         self._settings = settings
         self._host = host
@@ -86,7 +88,8 @@ class PlayedEpisodes:
         self._parser = parser
         self._tokenizer = tokenizer
         self._stop = frozenset(stop_tokens)
-        self._threads = ThreadPoolExecutor(_MOST_EPISODES, thread_name_prefix="episode")
+        self._most = _MOST_EPISODES * actors
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="episode")
         self._answers: queue.SimpleQueue[Observation | Exception] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._live: dict[SampleKey, _Live] = {}
@@ -100,7 +103,7 @@ class PlayedEpisodes:
         now = time.monotonic()
         with self._lock:
             if turn.sample not in self._begun:
-                if len(self._begun) >= _MOST_EPISODES:
+                if len(self._begun) >= self._most:
                     self._waiting.append((turn, now))
                     return
                 self._begun.add(turn.sample)

@@ -58,13 +58,14 @@ class KeptEpisodes(Protocol):
         """End all episodes."""
 
 
-Make = Callable[[EnvironmentSettings, ModelSettings, Mapping[str, Any]], KeptEpisodes]
+Make = Callable[[EnvironmentSettings, ModelSettings, Mapping[str, Any], int], KeptEpisodes]
 
 
 class _Exchange(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     rollout: str
+    actors: int
     environment: EnvironmentSettings
     model: ModelSettings
     chat_template_kwargs: dict[str, Any]
@@ -238,7 +239,7 @@ class Shelter:
                 raise TaskError("environment_failed", f"rollout {asked.rollout} has ended", retryable=True)
             rollout = self._rollouts.get(asked.rollout)
             if rollout is None and asked.turns:
-                make, arguments = self._make, (asked.environment, asked.model, asked.chat_template_kwargs)
+                make, arguments = self._make, (asked.environment, asked.model, asked.chat_template_kwargs, asked.actors)
                 rollout = self._rollouts[asked.rollout] = _Rollout(await asyncio.to_thread(make, *arguments))
         if rollout is None:
             return {"observations": [], "lost": asked.awaited}

@@ -41,6 +41,7 @@ class ShelteredEpisodes:
         self._shelter = shelter
         self._said = {
             "rollout": shelter.rollout,
+            "actors": shelter.actors,
             "environment": json.loads(settings.model_dump_json()),
             "model": json.loads(model.model_dump_json()),
             "chat_template_kwargs": dict(template_arguments),

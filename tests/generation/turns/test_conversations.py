@@ -218,7 +218,7 @@ def test_a_request_ends_once_all_samples_have_waited_too_long_and_the_next_one_g
     make: Make, plain: dict[tuple[int, int], GeneratedSample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = PythonEnvironment(file="env.py", class_name="Env")
-    shelter = Shelter(url="http://127.0.0.1:1", token="t", rollout="training-1", patience_seconds=0.5)
+    shelter = Shelter(url="http://127.0.0.1:1", token="t", rollout="training-1", actors=2, patience_seconds=0.5)
     changes = {"environment": EnvironmentSettings(python=python), "shelter": shelter}
     games = [Beginning(), Game()]
     monkeypatch.setattr(stage, "ShelteredEpisodes", lambda *_: games[0])

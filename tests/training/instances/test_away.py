@@ -46,7 +46,7 @@ async def test_actors_are_kept_until_a_rollout_has_shown_that_environments_take_
     going, _ = choice(host)
     for metrics in ({}, {"reward": 1.0}, seen(0.9 * SWITCH)):
         going.learn(metrics)
-        async with going.rollout("training-1") as away:
+        async with going.rollout("training-1", 3) as away:
             assert away is None
     assert host.asked == [], "nothing is started for it"
 
@@ -57,21 +57,22 @@ async def test_the_process_of_the_episodes_is_started_before_the_rollout_that_ne
     going.learn(seen(1.5 * SWITCH))
     assert history.mean(AWAY_TOKEN) == 1.5 * SWITCH * 5 / 20
     assert going._starting is not None and await going._starting
-    async with going.rollout("training-2") as away:
+    async with going.rollout("training-2", 3) as away:
         assert away is not None
         shelter = await away.shelter()
         assert shelter is not None
         assert (shelter.rollout, shelter.patience_seconds, shelter.token) == ("training-2-1", SWITCH, "t")
+        assert shelter.actors == 3
     assert host.asked[-1] == "end training-2-1"
 
 
 async def test_no_actor_is_let_go_at_once_however_fast_a_change_of_hands_is() -> None:
     going, _ = choice(Host(), switch=0.0)
     going.learn(seen(0.9 * LEAST_PATIENCE))
-    async with going.rollout("training-2") as away:
+    async with going.rollout("training-2", 3) as away:
         assert away is None
     going.learn(seen(3 * LEAST_PATIENCE))
-    async with going.rollout("training-3") as away:
+    async with going.rollout("training-3", 3) as away:
         assert away is not None and (shelter := await away.shelter()) is not None
         assert shelter.patience_seconds == LEAST_PATIENCE
 
@@ -79,7 +80,7 @@ async def test_no_actor_is_let_go_at_once_however_fast_a_change_of_hands_is() ->
 async def test_actors_are_kept_where_nothing_keeps_their_episodes() -> None:
     going, _ = choice(None)
     going.learn(seen(100.0))
-    async with going.rollout("training-2") as away:
+    async with going.rollout("training-2", 3) as away:
         assert away is None
 
 
@@ -90,7 +91,7 @@ async def test_actors_are_kept_where_the_process_of_the_episodes_does_not_start(
 
     going, _ = choice(Broken())
     going.learn(seen(100.0))
-    async with going.rollout("training-2") as away:
+    async with going.rollout("training-2", 3) as away:
         assert away is None
 
 
@@ -104,7 +105,7 @@ async def test_an_actor_is_kept_where_the_process_of_the_episodes_has_died_and_d
     host = Dying()
     going, _ = choice(host)
     going._history.add("environment/wait", 100.0)
-    async with going.rollout("training-2") as away:
+    async with going.rollout("training-2", 3) as away:
         assert away is not None
         assert await away.shelter() is None
 
@@ -114,12 +115,12 @@ async def test_no_two_rollouts_have_the_same_name() -> None:
     going, _ = choice(host)
     going.learn(seen(100.0))
     for _ in range(2):
-        async with going.rollout("evaluation-2"):
+        async with going.rollout("evaluation-2", 3):
             pass
     assert [each for each in host.asked if each != "url"] == ["end evaluation-2-1", "end evaluation-2-2"]
 
 
 async def test_an_actor_waits_until_one_of_its_samples_has_come() -> None:
     host = Host()
-    await Away(host, "training-2", 1.0).come([(0, 0), (0, 1)])
+    await Away(host, "training-2", 1.0, 1).come([(0, 0), (0, 1)])
     assert host.asked == ["come training-2 2"] * 3

@@ -44,12 +44,14 @@ class Away:
         host: has them.
         rollout: name of the rollout.
         patience: seconds of waiting after which an actor is let go.
+        actors: number of actors with which the rollout begins.
     """
 
-    def __init__(self, host: ShelterHost, rollout: str, patience: float) -> None:
+    def __init__(self, host: ShelterHost, rollout: str, patience: float, actors: int) -> None:
         self._host = host
         self._rollout = rollout
         self._patience = patience
+        self._actors = actors
 
     async def shelter(self) -> Shelter | None:
         """Return the place of the environments, for a request; None if it does not start again after it has died. Then
@@ -58,7 +60,13 @@ class Away:
             url = await self._host.url()
         except UserError:
             return None
-        return Shelter(url=url, token=self._host.token, rollout=self._rollout, patience_seconds=self._patience)
+        return Shelter(
+            url=url,
+            token=self._host.token,
+            rollout=self._rollout,
+            actors=self._actors,
+            patience_seconds=self._patience,
+        )
 
     async def come(self, samples: Sequence[Key]) -> None:
         """Wait until an environment has answered one of the samples."""
@@ -96,7 +104,7 @@ class LettingActorsGo:
             self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())
 
     @asynccontextmanager
-    async def rollout(self, name: str) -> AsyncIterator[Away | None]:
+    async def rollout(self, name: str, actors: int) -> AsyncIterator[Away | None]:
         """Open a rollout; yield None if its actors are kept."""
         if self._host is None or not self._pays:
             yield None
@@ -111,7 +119,7 @@ class LettingActorsGo:
         self._opened += 1
         name = f"{name}-{self._opened}"
         try:
-            yield Away(self._host, name, self._patience)
+            yield Away(self._host, name, self._patience, actors)
         finally:
             await self._host.end(name)
 

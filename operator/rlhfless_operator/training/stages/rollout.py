@@ -205,7 +205,8 @@ async def generate_and_prepare(
         consider_prefixes(run, task.step, plan)
     watched, migration = run.follows_forecasts, run.cost_model.open_migration(plan)
     async with AsyncExitStack() as parts:
-        away = await parts.enter_async_context(run.letting_actors_go.rollout(f"{task.purpose}-{task.step}"))
+        choice = run.letting_actors_go.rollout(f"{task.purpose}-{task.step}", len(plan.shares))
+        away = await parts.enter_async_context(choice)
         generation = await _begin_generation(run, task, plan, generated, migration, away, parts)
         left = 0 if watched else None
         preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers, left=left))
