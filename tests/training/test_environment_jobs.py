@@ -83,3 +83,12 @@ def test_actors_that_are_let_go_while_environments_work_change_nothing(
     assert sum(each["environment/restarted"] for each in metrics) == 0, "the example's environment is replayable"
     if victim is None:
         assert sum(each["generation/lost_instances"] for each in metrics) == 0
+
+
+def test_episodes_that_begin_anew_because_their_process_was_killed_change_nothing(
+    make_job: MakeJob, undisturbed: Path
+) -> None:
+    file = make_job("let-go-begun-anew", 2, seconds=1.0, letGo="auto", replayable=False)
+    kill_in_mid_episode(file, "environments.shelter", eagerly)
+    assert_same_final_weights(file, undisturbed)
+    assert sum(record["metrics"]["environment/restarted"] for record in records_of(file)) > 0
