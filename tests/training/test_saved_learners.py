@@ -1,6 +1,7 @@
 """Jobs whose learner is let go after each step, with its state saved: what comes out is what one learner makes."""
 
 from collections import Counter
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -43,6 +44,8 @@ def test_learners_that_come_and_go_with_each_step_make_the_weights_of_one_that_s
 
     with monkeypatch.context() as patched:
         patched.setattr(Capacity, "switch_seconds", lambda capacity, stage: -1.0)
+        # On a busy machine a plan may find that all instances stay.
+        patched.setattr(Capacity, "stay", AsyncMock())
         patched.setattr(CostModel, "saves_state", lambda costs, steps: True)
         patched.setattr(StepJournal, "saved", observe)
         run_job(goes)
