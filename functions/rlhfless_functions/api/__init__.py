@@ -6,7 +6,7 @@ request holds everything that a fresh instance needs: an instance is a cache, ne
 log-probabilities travel through the artifact store, never through this contract.
 
 - `messages`: the base of all messages, the references in them, and the contract's version.
-- `requests`: a request for each kind of work, and `parse_request`.
+- `requests`: a request for each kind of work, and `parse_request`. `generation`: parts of a generation request.
 - `prompting`: the surroundings of prompts, as a published model names them.
 - `live`: the lines that add samples to a request whose body stays open, and take them back.
 - `results`: a result for each kind of request.
@@ -40,6 +40,13 @@ from rlhfless_functions.api.events import (
     ends_task,
     parse_event,
 )
+from rlhfless_functions.api.generation import (
+    LiveBatch,
+    NextWeights,
+    SharedPrefix,
+    SharedPrefixes,
+    Shelter,
+)
 from rlhfless_functions.api.live import AddSamples, Join, Leave, Line, NewWeights, dump_line, parse_line
 from rlhfless_functions.api.messages import (
     PROTOCOL,
@@ -65,15 +72,10 @@ from rlhfless_functions.api.requests import (
     Gang,
     GenerationRequest,
     LearnRequest,
-    LiveBatch,
     MaterializeRequest,
-    NextWeights,
     PrepareRequest,
     RunRequest,
     SaveRequest,
-    SharedPrefix,
-    SharedPrefixes,
-    Shelter,
     StepSettings,
     TakeUpRequest,
     TrainingProgress,

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from rlhfless_functions.api.generation import NextWeights
 from rlhfless_functions.api.messages import Message, SampleTask
-from rlhfless_functions.api.requests import GenerationRequest, NextWeights
+from rlhfless_functions.api.requests import GenerationRequest
 
 
 class Join(Message):

@@ -1,5 +1,6 @@
 """The seam between generation and environments: a turn that has ended goes out, an observation comes back."""
 
+import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,3 +75,21 @@ class Episodes(Protocol):
 
     def close(self) -> None:
         """End all episodes and their processes."""
+
+
+def gathered(answers: "queue.SimpleQueue[Observation | Exception]", wait_seconds: float) -> list[Observation]:
+    """Return the observations that have come; wait so long for the first.
+
+    Raises:
+        Exception: the error that came instead of one.
+    """
+    found: list[Observation] = []
+    try:
+        answer = answers.get(timeout=wait_seconds) if wait_seconds > 0 else answers.get_nowait()
+        while True:
+            if isinstance(answer, Exception):
+                raise answer
+            found.append(answer)
+            answer = answers.get_nowait()
+    except queue.Empty:
+        return found

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlhfless_functions.environments.bridge import Bridge, BridgeError, Call
-from rlhfless_functions.environments.episodes import Observation, Outcome, SampleKey, Turn
+from rlhfless_functions.environments.episodes import Observation, Outcome, SampleKey, Turn, gathered
 from rlhfless_functions.environments.sessions import (
     EpisodeFailedError,
     EpisodeKilledError,
@@ -115,16 +115,7 @@ class PlayedEpisodes:
         Raises:
             TaskError: `environment_failed`, if the environment can't begin, or fails and the job is to end then.
         """
-        found: list[Observation] = []
-        try:
-            answer = self._answers.get(timeout=wait_seconds) if wait_seconds > 0 else self._answers.get_nowait()
-            while True:
-                if isinstance(answer, Exception):
-                    raise answer
-                found.append(answer)
-                answer = self._answers.get_nowait()
-        except queue.Empty:
-            return found
+        return gathered(self._answers, wait_seconds)
 
     def close(self) -> None:
         """End all episodes."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter
 
 from rlhfless_functions.api import Shelter
-from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
+from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn, gathered
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
 
@@ -67,16 +67,7 @@ class ShelteredEpisodes:
         Raises:
             TaskError: `environment_failed`: the environment fails and the job is to end, or the shelter is gone.
         """
-        found: list[Observation] = []
-        try:
-            answer = self._answers.get(timeout=wait_seconds) if wait_seconds > 0 else self._answers.get_nowait()
-            while True:
-                if isinstance(answer, Exception):
-                    raise answer
-                found.append(answer)
-                answer = self._answers.get_nowait()
-        except queue.Empty:
-            return found
+        return gathered(self._answers, wait_seconds)
 
     def close(self) -> None:
         """Stop asking. The episodes go on."""
