@@ -38,7 +38,7 @@ class NextWeights(Message):
 
 
 class Shelter(Message):
-    """A process that keeps the episodes of a rollout, so that actors may be let go while environments work."""
+    """A process that keeps the episodes of a rollout. Actors may be let go while environments work."""
 
     url: str
     """Its address."""

@@ -52,7 +52,11 @@ def test_an_honest_program_works(tmp_path: Path, name: str) -> None:
     assert run(tmp_path, HONEST[name]).passed == 1
 
 
-UNITS = CodeTests(units=[{"kind": "text", "text": "assert True"}])
+PROGRAM = "print('right')\ndef double(x): return 2 * x"
+TESTS = {
+    "program": CodeTests(programs=[("", "right")]),
+    "units": CodeTests(units=[{"kind": "script", "text": "assert double(2) == 4", "main": False}]),
+}
 FAILS_TO_BEGIN = """import os, sys
 tries = {tries!r}
 with open(tries, "a") as file:
@@ -69,20 +73,23 @@ def fail_to_begin(monkeypatch: pytest.MonkeyPatch, folder: Path, times: int) -> 
     monkeypatch.setattr(running, "_RUNNER", script)
 
 
-def test_a_program_that_does_not_begin_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tests", TESTS)
+def test_a_program_that_does_not_begin_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: str
+) -> None:
     fail_to_begin(monkeypatch, tmp_path, 4)
     (tmp_path / "room").mkdir()
-    assert run(tmp_path / "room", "print('right')").passed == 1
+    assert run_tests(PROGRAM, TESTS[tests], "", 20.0, 2**30, tmp_path / "room", BEST) == Verdict(passed=1)
 
 
-@pytest.mark.parametrize("tests", [CodeTests(programs=[("", "right")]), UNITS], ids=["program", "units"])
+@pytest.mark.parametrize("tests", TESTS)
 def test_a_program_that_never_begins_is_no_wrong_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: CodeTests
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: str
 ) -> None:
     fail_to_begin(monkeypatch, tmp_path, 99)
     (tmp_path / "room").mkdir()
     with pytest.raises(NotBegunError, match="does not start the programs"):
-        run_tests("print('right')", tests, "", 20.0, 2**30, tmp_path / "room", BEST)
+        run_tests(PROGRAM, TESTS[tests], "", 20.0, 2**30, tmp_path / "room", BEST)
 
 
 def test_a_program_that_can_t_be_confined_does_not_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
