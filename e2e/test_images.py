@@ -2,8 +2,11 @@
 
 import json
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from harness.images import Images
 from harness.kubectl import Kubectl
@@ -30,6 +33,14 @@ RESTRICTED = {
     "runAsUser": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(kubectl: Kubectl) -> Iterator[None]:
+    """Other tests of this session wait until there is no service of any job."""
+    yield
+    kubectl("delete", "services.serving.knative.dev,secrets", f"--selector=rlhfless.io/job={JOB}")
+    kubectl("delete", "pod/operator", "--ignore-not-found")
 
 
 def test_every_function_does_its_task_in_a_restricted_pod(kubectl: Kubectl, storage: Storage, images: Images) -> None:
