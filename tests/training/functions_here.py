@@ -77,11 +77,17 @@ class FunctionsHere:
         finally:
             if pump is not None:
                 pump.cancel()
-            await events.aclose()  # type: ignore[attr-defined]
-            # A cut task publishes what it has.
-            await asyncio.to_thread(instance._idle.wait)
-            self._tell(instance, "idle")
-            self._free[stage].put_nowait(instance)
+            try:
+                await events.aclose()  # type: ignore[attr-defined]
+            finally:
+                # A cut at the moment when the stream ends must not leave others waiting for the instance.
+                await asyncio.shield(self._leave(instance))
+
+    async def _leave(self, instance: Instance) -> None:
+        # A cut task publishes what it has.
+        await asyncio.to_thread(instance._idle.wait)
+        self._tell(instance, "idle")
+        self._free[instance.stage].put_nowait(instance)
 
     async def close(self) -> None:
         for instance in self._instances:

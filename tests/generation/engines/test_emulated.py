@@ -253,6 +253,24 @@ def test_what_comes_back_to_an_instance_is_not_prefilled_again(trace: str) -> No
     assert clock.now - begun == pytest.approx(1.0 + 10.0 * (sum(prompts.values()) + 2 * 5))
 
 
+def test_a_turn_that_ended_is_kept_while_there_is_room(trace: str) -> None:
+    numbers = {"step_seconds": 1.0, "sequence_seconds": 0.0, "context_seconds": 0.0, "prefill_token_seconds": 10.0}
+    tasks = share(samples=1)
+
+    def prefilled(kv_tokens: int) -> float:
+        """Return the tokens that are computed when the first sample comes back with an answer of three tokens."""
+        engine, clock = engine_of(trace, **numbers)
+        response = [*finish(engine.start(tasks, SAMPLING, kv_tokens))[0, 0].response_tokens, 5, 5, 5]
+        back = replace(tasks[0], response_tokens=response, log_probs=[0.0] * len(response))
+        begun = clock.now
+        engine.start([back], SAMPLING, kv_tokens).step()
+        return (clock.now - begun - 1.0) / 10.0
+
+    assert prefilled(1_000) == pytest.approx(3)
+    # The other samples needed the room: its prompt alone is kept.
+    assert prefilled(32) == pytest.approx(wanted(0, 0, 0) + 3)
+
+
 def test_new_weights_are_loaded_once_and_forget_what_was_computed(trace: str) -> None:
     engine, clock = engine_of(trace, weight_load_seconds=3.0, prefill_token_seconds=1.0)
     begun = clock.now

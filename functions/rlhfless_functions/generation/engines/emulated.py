@@ -3,8 +3,8 @@
 It is for planning, rehearsal and tests of scheduling: the tokens mean nothing, and nothing can be learnt from them.
 Like a real engine it batches continuously, and admits a sequence when its batch and its KV cache have room. While it
 prefills, the other sequences wait. It decodes all sequences a token at a time, or as many as drafting gives on average.
-It keeps the keys and values that it has computed at these weights: a sequence that returns to it is not prefilled
-again.
+It keeps the keys and values that it has computed at these weights while there is room, the newest ones longest: a
+sequence that returns to it is not prefilled again.
 """
 
 import heapq
@@ -325,7 +325,9 @@ class EmulatedBatch(EngineRun):
             made = self._steps - self._admitted_at[key]
             self._context -= len(task.prompt_tokens) + len(task.response_tokens) + made
             self._computed += ComputedTokens(response=self._lengths[key] - len(task.response_tokens))
+            # An environment may answer, and the sample go on.
             self._cached.pop(key, None)
+            self._cached[key] = len(task.prompt_tokens) + self._lengths[key]
         return results
 
     def _admit(self) -> None:
@@ -344,7 +346,17 @@ class EmulatedBatch(EngineRun):
             self._running[key] = task
             self._admitted_at[key] = self._steps
             self._context += context
+            self._cached.pop(key, None)
+            self._make_room()
             heapq.heappush(self._ends, (self._steps + self._lengths[key] - len(task.response_tokens), key))
+
+    def _make_room(self) -> None:
+        """Forget the contexts that were kept longest, as far as the batch needs their room."""
+        excess = self._context + sum(self._cached.values()) - self._kv_tokens
+        for key in list(self._cached) if excess > 0 else ():
+            excess -= self._cached.pop(key)
+            if excess <= 0:
+                return
 
     def _tokens_of(self, task: SequenceTask) -> int:
         """Return the number of response tokens of a running sequence."""
