@@ -41,7 +41,8 @@ class FunctionsHere:
 
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         while count > sum(instance.stage == stage for instance in self._instances):
-            await self._start(stage, preload)
+            # Whoever asks may be told meanwhile to ask no more.
+            await asyncio.shield(self._start(stage, preload))
 
     async def _start(self, stage: Stage, preload: Preload | None) -> None:
         function = create_function(stage, preload.engine if preload is not None else None)
