@@ -60,7 +60,7 @@ def play(engine: TransformersEngine, tasks: list[SequenceTask], delay: int) -> d
         back = [task for at, task in away if at <= step]
         away = [(at, task) for at, task in away if at > step]
         for task in numbers.sample(back, len(back)):
-            run.add(task)
+            run.add(task, returns=True)
         for result in run.step():
             key = (result.prompt, result.index)
             turns[key] += 1

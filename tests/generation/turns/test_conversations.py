@@ -233,3 +233,13 @@ def test_a_request_ends_once_all_samples_have_waited_too_long_and_the_next_one_g
     assert {(turn.sample, tuple(turn.response)) for turn in games[0].unanswered} <= {
         (turn.sample, tuple(turn.response)) for turn in games[1].turns
     }, "the same turns are handed over again"
+
+
+def test_a_sample_that_comes_back_goes_ahead_of_those_that_have_not_begun(make: Make) -> None:
+    game = Game()
+    request = make()
+    play(request.model_copy(update={"kv_budget_tokens": 150}), game)
+    began = [turn.sample for turn in game.turns if not turn.response]
+    order = [turn.sample for turn in game.turns if turn.response]
+    # Few samples at a time have room. The first ones are at their last turn while others wait for their first.
+    assert order.index(began[-1]) > max(place for place, sample in enumerate(order) if sample == began[0])

@@ -145,6 +145,7 @@ class EngineRun(ABC):
     def __init__(self, tasks: Sequence[SequenceTask], room: EngineRoom) -> None:
         self.room = room
         self._waiting = deque(tasks)
+        self._returned: set[SequenceKey] = set()
         self._computed = ComputedTokens()
 
     @property
@@ -163,10 +164,20 @@ class EngineRun(ABC):
         self._waiting.clear()
         return taken
 
-    def add(self, task: SequenceTask) -> None:
+    def add(self, task: SequenceTask, *, returns: bool = False) -> None:
         """Append a sequence that is not in the run to those that wait for admission. It is one of the first ones, with
-        any further tokens, or fits into the run's `Growth`."""
-        self._waiting.append(task)
+        any further tokens, or fits into the run's `Growth`.
+
+        Args:
+            returns: whether it was in the batch before, and goes ahead of those that never were: the engine may still
+                have its keys and values.
+        """
+        if not returns:
+            self._waiting.append(task)
+            return
+        self._returned.add(task.key)
+        places = (place for place, other in enumerate(self._waiting) if other.key not in self._returned)
+        self._waiting.insert(next(places, len(self._waiting)), task)
 
     def remove(self, keys: Collection[SequenceKey]) -> None:
         """Take sequences out of the run, running or waiting. Their tokens are lost to it."""

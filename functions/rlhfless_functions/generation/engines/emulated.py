@@ -233,10 +233,10 @@ class EmulatedBatch(EngineRun):
         self._running: dict[SequenceKey, SequenceTask] = {}
         self._ends: list[tuple[float, SequenceKey]] = []
 
-    def add(self, task: SequenceTask) -> None:
-        """Append a sequence to those that wait for admission."""
+    def add(self, task: SequenceTask, *, returns: bool = False) -> None:
+        """Append a sequence to those that wait for admission; see `EngineRun.add`."""
         self._lengths[task.key] = _length(self._trace, task, self._longest)
-        super().add(task)
+        super().add(task, returns=returns)
 
     def _remove_running(self, keys: Collection[SequenceKey]) -> None:
         for key in self._running.keys() & set(keys):

@@ -52,6 +52,8 @@ class Conversations:
         self._tasks: dict[SampleKey, SequenceTask] = {}
         """Every unfinished sample as the engine had it last, or as the environment has it now."""
         self._away: set[SampleKey] = set()
+        self._begun: set[SampleKey] = set()
+        """Samples that have been in the run."""
         self._answered: list[SampleKey] = []
         self._stored: list[SampleKey] = []
         self._outcomes: dict[SampleKey, dict[str, Any]] = {}
@@ -87,7 +89,7 @@ class Conversations:
             key = (task.prompt, task.index)
             self._tasks[key] = task
             if task.response_tokens and key not in self._ended_before:
-                run.add(task)
+                self._add(run, task)
             else:
                 self._ask(key)
 
@@ -108,8 +110,13 @@ class Conversations:
     def go_on(self, run: EngineRun) -> None:
         """Give the samples whose answers are stored back to the run."""
         for key in self._stored:
-            run.add(self._tasks[key])
+            self._add(run, self._tasks[key])
         self._stored = []
+
+    def _add(self, run: EngineRun, task: SequenceTask) -> None:
+        key = (task.prompt, task.index)
+        run.add(task, returns=key in self._begun)
+        self._begun.add(key)
 
     def unfinished(self) -> list[SequenceResult]:
         """Return every unfinished sample with response tokens that is not in the run."""
@@ -178,7 +185,7 @@ class Conversations:
             if answer.tokens:
                 self._answered.append(key)
             else:
-                run.add(task)
+                self._add(run, task)
             return None
         if answer.outcome is not None:
             self._outcomes[key] = asdict(answer.outcome)

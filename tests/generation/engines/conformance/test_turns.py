@@ -45,7 +45,7 @@ def in_one_run(engine: Engine, tasks: list[SequenceTask], delay: int, budget: in
     while run.running or run.waiting or away:
         step += 1
         for task in [task for at, task in away if at <= step]:
-            run.add(task)
+            run.add(task, returns=True)
         away = [(at, task) for at, task in away if at > step]
         for result in run.step():
             key = (result.prompt, result.index)
