@@ -1,7 +1,12 @@
-"""A small server that speaks OpenEnv's WebSocket, with faults on request: a total that tools or steps change."""
+"""A small server that speaks OpenEnv's WebSocket, with faults on request: a total that tools or steps change.
+
+`python -m tests.environments.openenv_server [SECONDS]` serves it on HOST and PORT; an action takes so long.
+"""
 
 import asyncio
 import json
+import os
+import sys
 import threading
 from types import TracebackType
 from typing import Any
@@ -39,6 +44,7 @@ class Server:
         self.most_open = 0
         self.begun: list[dict[str, Any]] = []
         """The data of every reset."""
+        self.host = "127.0.0.1"
         self.port = 0
         self.drops = 0
         """How often an amount of 13 still drops the connection; -1: always."""
@@ -79,7 +85,7 @@ class Server:
         app.router.add_get("/schema", self._schema)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(self._runner, self.host, self.port).start()
         self.port = self._runner.addresses[0][1]
 
     async def _schema(self, request: web.Request) -> web.Response:
@@ -180,3 +186,16 @@ async def _observe(
     socket: web.WebSocketResponse, observation: dict[str, Any], reward: float | None = None, *, done: bool = False
 ) -> None:
     await _send(socket, "observation", observation=observation, reward=reward, done=done)
+
+
+def main() -> None:
+    """Serve until killed."""
+    delay = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
+    server = Server(delay=delay, capacity=int(os.environ["MAX_CONCURRENT_ENVS"]))
+    server.host, server.port = os.environ["HOST"], int(os.environ["PORT"])
+    with server:
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

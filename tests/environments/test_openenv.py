@@ -248,15 +248,12 @@ def test_a_server_of_another_protocol_is_refused_with_the_reason(speaks: str, me
 
 
 @pytest.mark.parametrize(("speaks", "message"), [("nothing", "closes each connection"), (None, "has no server at ws")])
-def test_a_server_that_is_not_there_is_refused_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, speaks: str | None, message: str
-) -> None:
-    monkeypatch.setattr("rlhfless_functions.environments.openenv._FIRST_SECONDS", 0.5)
+def test_a_server_that_is_not_there_is_refused_after_a_while(speaks: str | None, message: str) -> None:
     with Server(speaks=speaks or "openenv") as server:
         if speaks is None:
             server.stop()
         with pytest.raises(EnvironmentUnusableError, match=message):
-            OpenEnvHost(settings_of(server.url))
+            OpenEnvHost(EnvironmentSettings.model_validate({"openenv": {"url": server.url, "start_seconds": 0.5}}))
 
 
 def test_a_row_that_json_does_not_know_is_sent_as_text(playing: Playing) -> None:

@@ -1,10 +1,12 @@
 """What an environment can't be combined with yet, and what its score needs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from rlhfless_operator.job.reading.file_contents import not_checked
 from tests.jobs import job
 
 CLASS = {"python": {"file": "env.py", "class": "Maze"}}
@@ -57,3 +59,52 @@ def test_files_of_an_environment_are_beside_the_job() -> None:
     assert environment is not None and environment.python is not None
     assert environment.python.file == "/jobs/env.py"
     assert environment.tools == ["/jobs/more/t.py:add", "s3://bucket/t.py:take"]
+
+
+@pytest.mark.parametrize(
+    ("openenv", "message"),
+    [
+        ({}, "openenv needs url, image or command"),
+        ({"port": 9000}, "openenv needs url, image or command"),
+        ({"url": "http://maze:8000", "image": "maze:1"}, "a server that runs already; remove url, or image"),
+        ({"url": "http://maze:8000", "sessions": 8, "port": 1}, "remove url, or port, sessions"),
+        ({"image": "maze:1", "port": 0}, "port"),
+        ({"command": []}, "command"),
+    ],
+)
+def test_a_server_runs_already_or_the_job_runs_it(openenv: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        job(environment={"openenv": openenv}, rewards=SCORE)
+
+
+def test_a_server_that_the_job_runs_has_a_price_of_its_own() -> None:
+    environment = {"openenv": {"image": "maze:1"}}
+    prices = {"instanceHour": "2", "stages": {"environment": "0.05"}}
+    spec = job(environment=environment, rewards=SCORE, prices=prices).spec
+    assert {stage: str(price) for stage, price in spec.instance_prices.items()} == {
+        "generation": "2", "preparation": "2", "learning": "2", "environment": "0.05",
+    }  # fmt: skip
+    assert "environment" not in spec.instance_gpus
+    spec = job(environment=environment, rewards=SCORE, prices={"instanceHour": "2"}).spec
+    assert str(spec.instance_prices["environment"]) == "2"
+    elsewhere = job(environment={"openenv": {"url": "http://maze:8000"}}, rewards=SCORE).spec
+    assert "environment" not in elsewhere.instance_prices
+
+
+def test_its_address_takes_the_place_of_what_starts_it() -> None:
+    environment = job(environment={"openenv": {"image": "maze:1", "sessions": 4}}, rewards=SCORE).spec.environment
+    assert environment is not None and environment.server is not None and environment.server.start_limit == 300
+    openenv = environment.at("http://127.0.0.1:9").openenv
+    assert openenv is not None
+    assert openenv.model_dump(exclude_none=True) == {"url": "http://127.0.0.1:9", "start_seconds": "5m"}
+    assert environment.at("http://127.0.0.1:9").server is None
+
+
+def test_validate_says_where_an_image_does_not_run() -> None:
+    def remarks(openenv: dict[str, Any]) -> list[str]:
+        spec = {"environment": {"openenv": openenv}, "rewards": SCORE}
+        return [line for line in not_checked(job(**spec), Path("/")) if "openenv" in line]
+
+    (line,) = remarks({"image": "maze:1"})
+    assert line.startswith("spec.environment.openenv.image: it runs on a cluster only")
+    assert remarks({"image": "maze:1", "command": ["maze"]}) == remarks({"url": "http://maze:8000"}) == []

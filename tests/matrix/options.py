@@ -184,6 +184,7 @@ RARE: dict[str, tuple[Any, ...]] = {"learning.compile": (True,), "learning.proce
 
 ELSEWHERE: dict[str, str] = {
     "environment": "tests/environments, tests/examples/test_tools.py",
+    "prices.stages.environment": "tests/training/test_served_environments.py",
     "model.source": "the tiny model",
     "model.revision": "a name on the hub: tests/weights/test_policy.py",
     "model.chatTemplate": "in every job of the matrix, for prompts that are chats",
@@ -203,7 +204,16 @@ ELSEWHERE: dict[str, str] = {
     "tracking.wandb": "not installed: tests/training/journal/test_tracking.py",
     "tracking.mlflow": "not installed: tests/training/journal/test_tracking.py",
     **dict.fromkeys(
-        ("pods", "generation.pods", "preparation.pods", "learning.pods", "pool", "priority", "suspend"),
+        (
+            "pods",
+            "environment.pods",
+            "generation.pods",
+            "preparation.pods",
+            "learning.pods",
+            "pool",
+            "priority",
+            "suspend",
+        ),
         "on a cluster: tests/controller, tests/platforms, e2e",
     ),
     **dict.fromkeys(("backoffLimit", "ttlAfterFinished"), "on a cluster: tests/controller, e2e"),

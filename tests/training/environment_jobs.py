@@ -44,7 +44,14 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
     """Make a job of two small steps in the example's environment, whose tools take a while."""
     place = tmp_path_factory.mktemp("jobs")
 
-    def make(name: str, actors: int, engine: str = "auto", seconds: float = 0.3, **environment: Any) -> Path:
+    def make(
+        name: str,
+        actors: int,
+        engine: str = "auto",
+        seconds: float = 0.3,
+        prices: dict[str, Any] | None = None,
+        **environment: Any,
+    ) -> Path:
         folder = place / name
         shutil.copytree(EXAMPLE, folder)
         job = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
@@ -60,6 +67,8 @@ def make_job(tmp_path_factory: pytest.TempPathFactory) -> MakeJob:
         spec |= {"steps": 2, "planning": {"policy": "even"}, "artifacts": {"uri": str(place / "runs")}}
         spec["generation"] = {"instances": {"min": actors, "max": actors}, "engine": engine}
         spec["sampling"]["maxResponseTokens"] = 160
+        if prices is not None:
+            spec["prices"] = prices
         del spec["evaluation"]
         file = folder / "job.yaml"
         file.write_text(yaml.safe_dump(job))

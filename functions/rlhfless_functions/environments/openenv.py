@@ -5,6 +5,7 @@ replays a `replayable` episode, or counts it as failed.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -39,9 +40,7 @@ from rlhfless_functions.settings import EnvironmentSettings
 _log = logging.getLogger("rlhfless.environments")
 
 _CONNECT_SECONDS = 10.0
-"""Time limit of one attempt to connect."""
-_FIRST_SECONDS = 10.0
-"""Longest wait for the first connection to a server."""
+"""Time limit of a connection, and of the first answer to it."""
 _PAUSE = 0.2
 """Seconds between two attempts."""
 _LARGEST_MESSAGE = 2**27
@@ -63,9 +62,12 @@ class OpenEnvHost:
     """
 
     def __init__(self, settings: EnvironmentSettings) -> None:
-        assert settings.openenv is not None
+        openenv = settings.openenv
+        assert openenv is not None and openenv.url is not None
         self._settings = settings
-        self._socket_url, self._schema_url = _urls(settings.openenv.url)
+        self._start_limit = openenv.start_limit
+        """Seconds in which a server may start, if none runs."""
+        self._socket_url, self._schema_url = _urls(openenv.url)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="openenv", daemon=True)
         self._thread.start()
@@ -75,7 +77,7 @@ class OpenEnvHost:
         self._changed = time.monotonic()
         """Time when a session of this host began or ended last."""
         try:
-            with limited_wait(2 * _FIRST_SECONDS + settings.tool_seconds):
+            with limited_wait(2 * self._start_limit + _CONNECT_SECONDS + settings.tool_seconds):
                 self.schemas, self.actions = self._do(self._learnt()).result()
         except (EpisodeFailedError, SessionLostError) as error:
             self.close()
@@ -108,6 +110,9 @@ class OpenEnvHost:
 
     async def _connected(self, patience: float) -> "_Connection":
         """Connect. Wait while the server is full, and at most so long if nothing answers."""
+        with contextlib.suppress(EpisodeUnreachableError):
+            # Not in turns: as many servers are started as there are attempts, where they are started for them.
+            return await self._attempt()
         async with self._turn:
             began = time.monotonic()
             while True:
@@ -119,7 +124,6 @@ class OpenEnvHost:
                 except EpisodeUnreachableError as error:
                     problem, late = error, began + patience
                 else:
-                    self._changed = time.monotonic()
                     return connection
                 if time.monotonic() >= late:
                     raise problem
@@ -131,11 +135,12 @@ class OpenEnvHost:
             self._http = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
         url = self._socket_url
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
+            # A server that is started for this connection answers once it runs.
+            async with asyncio.timeout(self._start_limit):
                 socket = await self._http.ws_connect(url, max_msg_size=_LARGEST_MESSAGE)
         except TimeoutError:
             raise EpisodeUnreachableError(
-                f"has no server that answers at {url} within {_CONNECT_SECONDS:g} s"
+                f"has no server that answers at {url} within {self._start_limit:g} s"
             ) from None
         except aiohttp.WSServerHandshakeError as error:
             if error.status >= 500:
@@ -164,11 +169,12 @@ class OpenEnvHost:
         except BaseException:
             await connection.close()
             raise
+        self._changed = time.monotonic()
         return connection
 
     async def _learnt(self) -> tuple[list[dict[str, Any]], Actions]:
         """Return the schemas of the tools, and what actions are made of."""
-        connection = await self._connected(_FIRST_SECONDS)
+        connection = await self._connected(self._start_limit)
         try:
             answer = await connection.exchange("step", {"type": "list_tools"}, self._settings.tool_seconds)
             return tool_schemas(answer), Actions({})
@@ -234,8 +240,9 @@ class OpenEnvSession:
 
     def _connect(self) -> None:
         began = time.monotonic()
-        with limited_wait(2 * self._settings.episode_seconds + self._settings.tool_seconds + _CONNECT_SECONDS):
-            self._connection = self._wait(self._host._connected(self._settings.tool_seconds))
+        patience = max(self._settings.tool_seconds, self._host._start_limit)
+        with limited_wait(2 * (self._settings.episode_seconds + patience + _CONNECT_SECONDS)):
+            self._connection = self._wait(self._host._connected(patience))
         self.waited += time.monotonic() - began
         if self._closed:
             self.close()

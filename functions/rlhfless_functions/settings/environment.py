@@ -18,10 +18,57 @@ class PythonEnvironment(Settings):
 
 
 class OpenEnvEnvironment(Settings):
-    """A server of OpenEnv. Each sample has a session of its own."""
+    """A server of OpenEnv. Each sample has a session of its own. Either the server runs already, and `url` is its
+    address, or the job runs it, from `image`, `command` or both."""
 
-    url: str = Field(pattern=r"^(https?|wss?)://[^\s/]\S*$", max_length=2000)
-    """Address of the server, such as `http://maze.environments:8000`."""
+    url: str | None = Field(default=None, pattern=r"^(https?|wss?)://[^\s/]\S*$", max_length=2000)
+    """Address of a server that runs already, such as `http://maze.environments:8000`."""
+    image: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Container image of a server that the job runs on a cluster; by default that of the functions. `rlhfless run`
+    ignores it, and needs `command`."""
+    command: list[Annotated[str, Field(max_length=4000)]] | None = Field(default=None, min_length=1, max_length=256)
+    """Command that starts the server, such as `[uvicorn, "maze:app", --host, $(HOST), --port, $(PORT)]`; on a cluster
+    by default the image's own. Environment variables and `$(NAME)` in the command name the address to listen on (`HOST`
+    and `PORT`) and the most sessions (`MAX_CONCURRENT_ENVS`, which is `sessions`)."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port on which the server in the container listens; by default 8000. `rlhfless run` chooses a free one."""
+    sessions: int | None = Field(default=None, ge=1, le=1000)
+    """Most sessions of one container; by default 1, as of OpenEnv. The server must allow as many."""
+    containers: int | None = Field(default=None, ge=1, le=1000)
+    """Most containers on a cluster; by default 16. There are as many as the open sessions need, and none without
+    sessions. `rlhfless run` starts one process, which needs as many sessions as there are samples under way."""
+    start_seconds: Duration | None = None
+    """Longest wait for the server's first answer; by default 10s, and 5m if the job runs it."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the job runs the server."""
+        return self.url is None
+
+    @property
+    def start_limit(self) -> float:
+        """Longest wait for the server's first answer, in seconds."""
+        return self.start_seconds or (300.0 if self.runs else 10.0)
+
+    @model_validator(mode="after")
+    def _has_a_server(self) -> Self:
+        own = {
+            "image": self.image,
+            "command": self.command,
+            "port": self.port,
+            "sessions": self.sessions,
+            "containers": self.containers,
+        }
+        given = [name for name, value in own.items() if value is not None]
+        if self.url is not None and given:
+            raise ValueError(f"openenv.url is a server that runs already; remove url, or {', '.join(given)}")
+        if self.runs and self.image is None and self.command is None:
+            raise ValueError("openenv needs url, image or command; write the address of a server, or how to start one")
+        return self
+
+    def at(self, url: str) -> Self:
+        """Return this environment with the address of the server that the job runs."""
+        return type(self)(url=url, start_seconds=self.start_limit)
 
 
 ToolFunction = Annotated[str, Field(pattern=r"^[^:].*\.py:[A-Za-z_][A-Za-z0-9_]*$", max_length=1000)]
@@ -68,9 +115,19 @@ class EnvironmentSettings(Settings):
         return list(dict.fromkeys([*own, *(tool.rpartition(":")[0] for tool in self.tools)]))
 
     @property
+    def server(self) -> OpenEnvEnvironment | None:
+        """The server that the job runs; None if it runs none."""
+        return self.openenv if self.openenv is not None and self.openenv.runs else None
+
+    @property
     def is_scored(self) -> bool:
         """Whether episodes begin with a text and end with a score, as tools alone don't."""
         return self.python is not None or self.openenv is not None
+
+    def at(self, url: str) -> Self:
+        """Return these settings with the address of the server that the job runs."""
+        assert self.openenv is not None
+        return self.model_copy(update={"openenv": self.openenv.at(url)})
 
     @model_validator(mode="after")
     def _has_something(self) -> Self:

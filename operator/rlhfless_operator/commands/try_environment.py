@@ -20,9 +20,12 @@ def try_environment(
     The exit status is 1 if the environment or a reward fails.
     """
     from rlhfless_operator.local import try_environment as trials
+    from rlhfless_operator.local.served_environment import with_server
 
     job = load_job(job_file, settings=settings or ()).resolve_paths(job_file.parent)
-    result = trials.run_trial(trials.make_trial(job, prompts=prompts, samples=samples))
+    result = with_server(
+        job, lambda served: trials.run_trial(trials.make_trial(served, prompts=prompts, samples=samples))
+    )
     typer.echo(result.model_dump_json() if as_json else trials.view(result))
     for fault in (found := trials.faults(result)):
         typer.echo(f"error: {fault}", err=True)

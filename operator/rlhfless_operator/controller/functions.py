@@ -20,6 +20,11 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.pods.egress import addresses_of
+from rlhfless_operator.platforms.pods.environment_manifests import (
+    EnvironmentFunction,
+    environment_pods,
+    environment_service,
+)
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction, service
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
@@ -72,12 +77,24 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 stall_seconds=job.spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,
+                environment=environment_of(identity, job, settings),
                 slots=pools.share_of(member),
                 places=places,
             )
             return JobPlatform(platform, member, Preflight(look_around, tell))
 
         yield make
+
+
+def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSettings) -> EnvironmentFunction | None:
+    """Return the servers of a job's environment; None if it runs none."""
+    environment = job.spec.environment
+    if environment is None or environment.server is None:
+        return None
+    pods = environment_pods(environment.pods, settings.pods_in(identity.namespace))
+    function = EnvironmentFunction(identity, environment.server, pods)
+    check_store_mounts(environment_service(function, settings), settings, identity.namespace)
+    return function
 
 
 def functions_of(
@@ -101,6 +118,9 @@ def functions_of(
     functions: dict[Stage, StageFunction] = {}
     for stage, merged in pods_by_stage(job.on_cluster(settings.pods_in(member.namespace)).spec).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
+        if job.spec.environment is not None and job.spec.environment.server is not None:
+            # Sessions go through Knative's pods.
+            connects_to |= {f"http://activator.{settings.knative_namespace}.svc"}
         instances = job.spec.learning.instances.max if stage == "learning" else 1
         relays = stage == "generation" and job.spec.generation.weight_relays == "auto"
         functions[stage] = StageFunction(

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.controller.figures import RESPONSE_TOKENS, planned_money, response_tokens, training_figures
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.planner.pools.placement import DISTANCES
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.records.record import CHARGED_STATES, StepRecord
@@ -153,7 +154,7 @@ class JobMeter:
     lengths: dict[int, list[int]] = field(default_factory=dict)
     """Response tokens of the samples so far, for each step that is not counted yet."""
     _driven: tuple[TrainingRun, StepJournal] | None = None
-    _prices: Mapping[Stage, Decimal] = field(default_factory=lambda: dict.fromkeys(STAGES, Decimal(0)))
+    _prices: Mapping[Charged, Decimal] = field(default_factory=lambda: dict.fromkeys(STAGES, Decimal(0)))
     _gpus: Mapping[Stage, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 1))
     _counted_step: int = 0
     _charged: dict[tuple[str, ...], float] = field(default_factory=lambda: defaultdict(float))
@@ -201,7 +202,8 @@ class JobMeter:
             for state in CHARGED_STATES:
                 seconds = self._gpus[stage] * total.total(stage, state)
                 self._count(metrics.gpu_seconds, (*labels, stage, state), seconds)
-            self._count(metrics.cost, (*labels, stage), float(total.cost(self._prices, stage)))
+        for charged in self._prices:
+            self._count(metrics.cost, (*labels, charged), float(total.cost(self._prices, charged)))
         instances = self.ledger.instances()
         ready = instances.get(("generation", "idle"), 0) + instances.get(("generation", "busy"), 0)
         metrics.actors.labels(*labels, "ready").set(ready)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.instance_gpus import instance_gpus, pods_by_stage
 from rlhfless_operator.job.sections import JobFields
 
@@ -29,14 +30,18 @@ class UnknownPriceError(ValueError):
         """`accelerators` or `spot`."""
 
 
-def instance_prices(spec: JobFields) -> dict[Stage, Decimal]:
-    """Return the price of an instance of each stage for an hour.
+def instance_prices(spec: JobFields) -> dict[Charged, Decimal]:
+    """Return the price of an instance of each stage for an hour, and of a server of the environment if the job runs it.
 
     Raises:
         UnknownPriceError: accelerators have prices, but a stage's accelerator has none.
     """
     gpus = instance_gpus(spec)
-    return {stage: _instance_price(spec, stage, gpus[stage]) for stage in STAGES}
+    prices: dict[Charged, Decimal] = {stage: _instance_price(spec, stage, gpus[stage]) for stage in STAGES}
+    if spec.environment is not None and spec.environment.server is not None:
+        own = spec.prices.stages.environment
+        prices["environment"] = spec.prices.instance_hour if own is None else own
+    return prices
 
 
 def unknown_price(spec: JobFields, field: str) -> str | None:
@@ -48,7 +53,7 @@ def unknown_price(spec: JobFields, field: str) -> str | None:
     return None
 
 
-def price_ratio(prices: Mapping[Stage, Decimal], stage: Stage) -> float:
+def price_ratio(prices: Mapping[Charged, Decimal], stage: Stage) -> float:
     """Return the price of an instance of a stage in instances of generation; 1 if generation costs nothing."""
     return float(prices[stage] / prices["generation"]) if prices["generation"] else 1.0
 

@@ -17,6 +17,8 @@ class StagePricesSpec(Settings):
     """Price of a preparation instance."""
     learning: Money | None = None
     """Price of a learning instance."""
+    environment: Money | None = None
+    """Price of a server of the environment that the job runs."""
 
 
 class PricesSpec(Settings):

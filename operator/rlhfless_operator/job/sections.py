@@ -96,6 +96,15 @@ class LearningSpec(LearningSettings):
     """Pods of learning on a cluster; `rlhfless run` ignores them."""
 
 
+class EnvironmentSpec(EnvironmentSettings):
+    """Where the model acts in several turns: an environment, tools, or both."""
+
+    pods: PodsSpec = PodsSpec()
+    """Pods of the server of `openenv`, on a cluster where the job runs it. Of the job's other pods they have nothing,
+    and of the cluster's defaults only where pods run: no volumes, variables or Secrets. `rlhfless run` ignores
+    them."""
+
+
 class MigrationSpec(Settings):
     """When to move unfinished samples to another actor and release the emptied instance. Moves do not change what is
     learnt."""
@@ -181,7 +190,7 @@ class JobFields(Settings):
     not count."""
     data: DataSettings
     """The prompts to train on."""
-    environment: EnvironmentSettings | None = None
+    environment: EnvironmentSpec | None = None
     """What the model acts in, in several turns; by default a response is a single turn."""
     sampling: SamplingSettings = SamplingSettings()
     """How responses are sampled."""

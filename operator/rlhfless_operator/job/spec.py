@@ -12,14 +12,15 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlhfless_functions.api import Stage
-from rlhfless_functions.settings import DataSettings, EnvironmentSettings, RewardSettings, Settings, SourceSettings
+from rlhfless_functions.settings import DataSettings, RewardSettings, Settings, SourceSettings
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.instance_gpus import instance_gpus
 from rlhfless_operator.job.instance_prices import instance_prices
 from rlhfless_operator.job.paths import resolve_chat_template, resolve_file, resolve_model
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.rule import Violation
 from rlhfless_operator.job.rules import SPEC_RULES
-from rlhfless_operator.job.sections import JobFields
+from rlhfless_operator.job.sections import EnvironmentSpec, JobFields
 
 API_VERSION = "rlhfless.io/v1alpha1"
 KIND = "RLHFJob"
@@ -41,8 +42,9 @@ class RLHFJobSpec(JobFields):
         return self
 
     @property
-    def instance_prices(self) -> dict[Stage, Decimal]:
-        """Price of an instance of each stage for an hour, in the currency of the prices."""
+    def instance_prices(self) -> dict[Charged, Decimal]:
+        """Price of an instance of each stage for an hour, in the currency of the prices, and of the environment's
+        servers if the job runs them."""
         return instance_prices(self)
 
     @property
@@ -126,7 +128,7 @@ def _resolved(source: SourceSettings, base: Path) -> dict[str, Any]:
     return functions if source.source is None else {"source": resolve_file(source.source, base), **functions}
 
 
-def _resolve_environment(environment: EnvironmentSettings, base: Path) -> EnvironmentSettings:
+def _resolve_environment(environment: EnvironmentSpec, base: Path) -> EnvironmentSpec:
     python = environment.python
     tools = [tool.rpartition(":") for tool in environment.tools]
     return environment.model_copy(

@@ -12,6 +12,7 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import clipped, printable
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.functions_process import FunctionsMissingError, ask_functions, check_functions
+from rlhfless_operator.local.served_environment import with_server
 
 _SHOWN_CHARACTERS = 2000
 """Longest prompt for people, in characters."""
@@ -77,8 +78,13 @@ def check_data(job: RLHFJob, prompts: int) -> list[CheckedData]:
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
+        EnvironmentServerError: the job runs its environment's server, but not on this machine.
         DataCheckError: the process ended without an answer.
     """
+    return with_server(job, lambda served: _check(served, prompts))
+
+
+def _check(job: RLHFJob, prompts: int) -> list[CheckedData]:
     found = []
     for purpose, question in questions(job, prompts).items():
         answer = ask_functions("check_data", question, "checking", DataCheckError)

@@ -20,7 +20,8 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.functions_process import check_functions
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
-from rlhfless_operator.platforms.base import StateListener
+from rlhfless_operator.platforms.base import Platform, StateListener
+from rlhfless_operator.platforms.local.environment_server import EnvironmentServer, ServingEnvironment, check_command
 from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
 from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.platforms.local.shelter import ShelterProcess
@@ -70,6 +71,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
+        EnvironmentServerError: the job runs its environment's server, but not on this machine.
         ValueError: the GPUs of a rehearsal can't be emulated.
         TooFewGpusError: an instance needs more GPUs than the machine has.
         BudgetExhaustedError: the job is suspended, because its next step would exceed its budget.
@@ -88,8 +90,13 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     local = artifacts.local_path(root)
     log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
 
-    def make_platform(on_state: StateListener) -> LocalPlatform:
-        return LocalPlatform(
+    environment = job.spec.environment
+    server = environment.server if environment is not None else None
+    if server is not None:
+        check_command(server)
+
+    def make_platform(on_state: StateListener) -> Platform:
+        platform = LocalPlatform(
             keep_alive=job.spec.keep_alive_seconds(),
             threads=threads_of(assignment.actors, job.spec.preparation.instances.max, threads),
             log_path=log_path,
@@ -99,8 +106,11 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
             gpus=assignment.gpus,
             gpus_per_instance=assignment.per_instance,
         )
+        if server is None:
+            return platform
+        log = log_path.with_name("environment.log")
+        return ServingEnvironment(platform, EnvironmentServer(server, log, on_state))
 
-    environment = job.spec.environment
     shelter = ShelterProcess(log_path) if environment is not None and environment.let_go == "auto" else None
     current = asyncio.current_task()
     assert current is not None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rlhfless_functions.api import Event, Failed, Preload, RunRequest, Stage
+from rlhfless_operator.job.charged import Charged
 
 InstanceState = Literal["starting", "idle", "busy", "switching", "asleep", "draining", "ended"]
 """State of an instance. `switching`: it falls asleep or wakes, and holds its GPUs without working. `asleep`: it is kept
@@ -16,7 +17,7 @@ class StateChange:
     """An instance entered a state. The ledger consists of these records."""
 
     instance: str
-    stage: Stage
+    stage: Charged
     state: InstanceState
     at: float
     """Monotonic seconds."""

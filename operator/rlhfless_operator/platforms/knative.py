@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 
 from rlhfless_functions.api import Event, Preload, RunRequest, Stage, Started, ends_task
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
@@ -18,7 +20,10 @@ from rlhfless_operator.platforms.base import (
     TaskFailedError,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
+from rlhfless_operator.platforms.environments import addressed, needs_server
 from rlhfless_operator.platforms.pods.dispatch import deliver
+from rlhfless_operator.platforms.pods.environment_manifests import EnvironmentFunction
+from rlhfless_operator.platforms.pods.environment_pods import EnvironmentPods
 from rlhfless_operator.platforms.pods.job_objects import Endpoint, JobObjects
 from rlhfless_operator.platforms.pods.manifests import PORT, JobIdentity, StageFunction
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
@@ -53,6 +58,7 @@ class KnativePlatform:
         functions: its stages.
         keep_alive: seconds that a surplus idle pod of each stage is kept.
         stall_seconds: longest silence of a stream that has begun.
+        environment: the servers of its environment, if it runs them.
         slots: the job's share of its namespace's slots, for the stages whose pods use them in turns.
         places: finds the location of nodes; without it, `Started` has no location.
         on_state: called with every change of a pod's state.
@@ -72,6 +78,7 @@ class KnativePlatform:
         stall_seconds: float,
         on_state: StateListener,
         on_problem: Callable[[str], None] = lambda problem: None,
+        environment: EnvironmentFunction | None = None,
         slots: SlotShare | None = None,
         places: NodePlaces | None = None,
     ) -> None:
@@ -84,13 +91,14 @@ class KnativePlatform:
         self._stall_seconds = stall_seconds
         self._on_problem = on_problem
         self._places = places
-        self._objects = JobObjects(client, job, list(functions.values()), settings)
-        self._books = {
+        self._objects = JobObjects(client, job, list(functions.values()), settings, environment)
+        self._books: dict[Charged, StagePods] = {
             stage: StagePods(stage, on_state, self._noticing(stage), begin_asleep=function.slots is not None)
             for stage, function in functions.items()
         }
-        self._scalers: dict[Stage, StageScaler] = {}
-        self._endpoints: Mapping[Stage, Endpoint] = {}
+        self._environment = EnvironmentPods(client.revisions, job.namespace, on_state, on_problem)
+        self._scalers: dict[Charged, StageScaler] = {}
+        self._endpoints: Mapping[Charged, Endpoint] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._slots = slots
         self._turns: TurnTaking | None = None
@@ -133,6 +141,8 @@ class KnativePlatform:
         self._first = False
         await self._keep_sleeping_pods()
         self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
+        if (server := endpoints.get("environment")) is not None:
+            self._tasks.append(asyncio.create_task(self._environment.run(server.revision)))
 
     async def close(self) -> None:
         """Release all pods. The Services stay, because the job may resume. Pods are reported until they are gone."""
@@ -173,6 +183,15 @@ class KnativePlatform:
 
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Send a task to a free pod of its stage; see `Platform.run`."""
+        with contextlib.ExitStack() as acting:
+            if needs_server(request):
+                request = addressed(request, self._endpoints["environment"].address)
+                acting.enter_context(self._environment.used())
+            async with aclosing(self._run(request)) as events:
+                async for event in events:
+                    yield event
+
+    async def _run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         stage = request.key.stage
         book, scaler = self._books[stage], self._scalers[stage]
         turns = self._turns if self._turns is not None and self._turns.takes_turns(stage) else None
@@ -233,6 +252,8 @@ class KnativePlatform:
             self._books[pod.stage].changed(pod, first=self._first)
             if self._turns is not None:
                 self._turns.pod_changed(pod, first=self._first)
+        elif pod.stage == "environment":
+            self._environment.changed(pod)
 
     def pod_gone(self, pod: PodView) -> None:
         """Handle a pod that is gone."""
@@ -240,17 +261,20 @@ class KnativePlatform:
             self._books[pod.stage].gone(pod)
             if self._turns is not None:
                 self._turns.pod_gone(pod)
-            self._forget_when_gone()
+        elif pod.stage == "environment":
+            self._environment.gone(pod)
+        self._forget_when_gone()
 
     def replaced(self) -> None:
         """Stop reporting: another driver has taken the job over, and reports its pods from now on."""
         for book in self._books.values():
             book.forget()
+        self._environment.forget()
 
     # --- requests ---
 
     async def _join(self, slots: SlotShare, session: aiohttp.ClientSession) -> TurnTaking:
-        async def remove(stage: Stage, pod: str) -> None:
+        async def remove(stage: Charged, pod: str) -> None:
             await self._scalers[stage].remove_pod(pod)
 
         turns = TurnTaking(
@@ -359,5 +383,5 @@ class KnativePlatform:
         return notice
 
     def _forget_when_gone(self) -> None:
-        if self._closed and not any(book.names for book in self._books.values()):
+        if self._closed and not any(book.names for book in self._books.values()) and not self._environment.names:
             self._watch.unsubscribe(self._job.namespace, self._job.name, self)

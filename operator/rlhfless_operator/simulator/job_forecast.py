@@ -6,8 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import STAGES, Stage
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.instance_prices import price_ratio
 from rlhfless_operator.job.prices import BudgetSpec, PricesSpec
@@ -262,10 +263,11 @@ def _learning_seconds(job: RLHFJob, samples: Sequence[SampleLoad], shape: ModelS
     return _tokens(samples) * learning_token_seconds(shape, gpu, gpus, passes.learning)
 
 
-def _prices(job: RLHFJob, question: Question, gpu: str, fit: Fit) -> tuple[Mapping[Stage, Decimal], str]:
+def _prices(job: RLHFJob, question: Question, gpu: str, fit: Fit) -> tuple[Mapping[Charged, Decimal], str]:
     """Return the price of an instance of each stage for an hour, of all learning instances together, and its source."""
     if question.instance_hour is not None:
-        return dict.fromkeys(STAGES, question.instance_hour), "--instance-hour"
+        same: dict[Charged, Decimal] = dict.fromkeys(STAGES, question.instance_hour)
+        return same, "--instance-hour"
     if job.spec.prices.given:
         plain = job.spec.prices.model_copy(update={"currency": "USD"}) == PricesSpec(
             instance_hour=job.spec.prices.instance_hour
@@ -274,12 +276,12 @@ def _prices(job: RLHFJob, question: Question, gpu: str, fit: Fit) -> tuple[Mappi
     if gpu not in GPU_HOUR:
         raise ValueError(f"prices.instanceHour is missing and no price of {gpu} is known here: give --instance-hour")
     each = {**needed_gpus(job.spec), "generation": fit.tensor_parallel, "learning": fit.learner}
-    prices = {stage: Decimal(f"{GPU_HOUR[gpu] * each[stage]:.4f}") for stage in STAGES}
+    prices: dict[Charged, Decimal] = {stage: Decimal(f"{GPU_HOUR[gpu] * each[stage]:.4f}") for stage in STAGES}
     return prices, f"{fit.tensor_parallel} × {gpu} of AWS on demand"
 
 
 def _others(
-    job: RLHFJob, preparation: float, learning: float, prices: Mapping[Stage, Decimal], learner: int, priced: int
+    job: RLHFJob, preparation: float, learning: float, prices: Mapping[Charged, Decimal], learner: int, priced: int
 ) -> Others:
     """Return the time and cost of a step besides generation.
 

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import STAGES
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.records.record import StageAccount
 from rlhfless_operator.training.journal.ledger import Account, Ledger
 
-HOURS = dict.fromkeys(STAGES, Decimal(3600))
+HOURS: dict[Charged, Decimal] = dict.fromkeys(STAGES, Decimal(3600))
 """An instance-second costs 1."""
 LIVING: list[InstanceState] = ["starting", "idle", "busy", "switching", "asleep", "draining"]
 
@@ -74,6 +75,18 @@ def test_each_stage_has_its_own_price_and_its_own_gpus() -> None:
         "generation": Decimal("0.100000"), "preparation": Decimal(0), "learning": Decimal("0.010000"),
     }  # fmt: skip
     assert account.gpu_seconds({"generation": 2, "preparation": 8, "learning": 4}) == 60.0
+
+
+def test_servers_of_an_environment_cost_money_and_no_gpu_seconds() -> None:
+    ledger = Ledger()
+    ledger.observe(StateChange("g", "generation", "busy", 0.0))
+    ledger.observe(StateChange("e", "environment", "busy", 0.0))
+    account = Account.of(ledger.close(10.0).as_status())
+    prices = {**HOURS, "environment": Decimal(36)}
+    assert account.gpu_seconds(dict.fromkeys(STAGES, 1)) == 10.0
+    assert (account.cost(prices), account.cost(prices, "environment")) == (Decimal("10.1"), Decimal("0.1"))
+    assert account.by_stage(prices)["environment"] == StageAccount(busy=10.0, cost=Decimal("0.100000"))
+    assert "environment" not in account.by_stage(HOURS)
 
 
 def test_an_instance_that_sleeps_is_there_and_costs_nothing() -> None:

@@ -10,6 +10,7 @@ from rlhfless_functions.settings import (
     DataSettings,
     ImportanceSamplingSettings,
     KlSettings,
+    OpenEnvEnvironment,
     RejectionSettings,
     RewardSettings,
     Settings,
@@ -79,6 +80,14 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
         CelRule(
             "!has(self.minibatchSamples) || self.promptsPerStep * self.samplesPerPrompt % self.minibatchSamples == 0",
             "minibatchSamples must divide promptsPerStep × samplesPerPrompt",
+        ),
+    ),
+    OpenEnvEnvironment: (
+        CelRule("has(self.url) || has(self.image) || has(self.command)", "openenv needs url, image or command"),
+        CelRule(
+            "!has(self.url) || !has(self.image) && !has(self.command) && !has(self.port) && !has(self.sessions) &&"
+            " !has(self.containers)",
+            "openenv.url is a server that runs already, and goes without image, command, port, sessions and containers",
         ),
     ),
     DataSettings: (CelRule("has(self.source) != has(self.sources)", "data needs source or sources"),),

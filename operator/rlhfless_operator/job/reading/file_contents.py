@@ -64,6 +64,9 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
         for field, name in models
         if local_model(name, base) is None
     ]
+    server = spec.environment.server if spec.environment is not None else None
+    if server is not None and server.command is None:
+        found.append("spec.environment.openenv.image: it runs on a cluster only, and `rlhfless run` needs a command")
     return found + [
         f"{show_path(field)}: {name} is {'on the hub' if name.startswith(HUB) else 'not on this machine'}"
         for field, name in files

@@ -45,8 +45,9 @@ def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set
         environment: the operator's environment; the functions use its `AWS_ENDPOINT_URL` and `HF_ENDPOINT` too.
     """
     found = {reward.http.url for reward in job.spec.all_rewards if reward.http is not None}
-    if job.spec.environment is not None and job.spec.environment.openenv is not None:
-        found.add(job.spec.environment.openenv.url)
+    openenv = job.spec.environment.openenv if job.spec.environment is not None else None
+    if openenv is not None and openenv.url is not None:
+        found.add(openenv.url)
     for source in (root, *_files(job)):
         if is_uri(source):
             found |= {_store(source, environment)} - {""}

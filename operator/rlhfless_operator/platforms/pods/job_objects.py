@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from rlhfless_functions.api import Stage
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.knative import (
     ApiError,
     ConflictError,
@@ -29,6 +29,12 @@ from rlhfless_operator.knative import (
 from rlhfless_operator.platforms.base import PlatformUnavailableError
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods import manifests
+from rlhfless_operator.platforms.pods.environment_manifests import (
+    EnvironmentFunction,
+    environment_policy,
+    environment_policy_name,
+    environment_service,
+)
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, Manifest, StageFunction
 
 _POLL_SECONDS = 0.1
@@ -54,6 +60,8 @@ class Endpoint:
     """The `Host` header, if it differs from the URL's host."""
     revision: str
     """Name of the Revision."""
+    address: str
+    """The Service's own address in the cluster."""
 
 
 class JobObjects:
@@ -61,6 +69,7 @@ class JobObjects:
 
     Args:
         functions: its stages.
+        environment: the servers of its environment, if it runs them.
         patience: seconds to wait for Knative to create Revisions, and for the garbage collector to remove objects of an
             earlier job with the same name.
     """
@@ -71,6 +80,7 @@ class JobObjects:
         job: JobIdentity,
         functions: Sequence[StageFunction],
         settings: ClusterSettings,
+        environment: EnvironmentFunction | None = None,
         *,
         patience: float = 60.0,
     ) -> None:
@@ -80,9 +90,10 @@ class JobObjects:
         self._job = job
         self._functions = functions
         self._settings = settings
+        self._environment = environment
         self._patience = patience
 
-    async def create(self) -> tuple[str, Mapping[Stage, Endpoint]]:
+    async def create(self) -> tuple[str, Mapping[Charged, Endpoint]]:
         """Create missing objects, update the others, and wait until Knative has Revisions. Return the job's token, and
         its functions' endpoints.
 
@@ -98,8 +109,14 @@ class JobObjects:
                 for function in self._functions:
                     if function.instances > 1 or function.relays:
                         await self._apply(self._policies, manifests.gang_policy(function, self._settings))
+                served: dict[Charged, Manifest] = {
+                    each.stage: manifests.service(each, self._settings) for each in self._functions
+                }
+                if self._environment is not None:
+                    await self._apply(self._policies, environment_policy(self._job, self._settings))
+                    served["environment"] = environment_service(self._environment, self._settings)
                 async with asyncio.TaskGroup() as tasks:
-                    making = {function.stage: tasks.create_task(self._serve(function)) for function in self._functions}
+                    making = {stage: tasks.create_task(self._serve(manifest)) for stage, manifest in served.items()}
             return token, {stage: task.result() for stage, task in making.items()}
         except BaseExceptionGroup as errors:
             raise _explained(errors.exceptions[0], self._job, self._settings) from errors
@@ -117,6 +134,8 @@ class JobObjects:
         try:
             await asyncio.gather(
                 *(self._services.delete(namespace, function.name) for function in self._functions),
+                self._services.delete(namespace, manifests.service_name(self._job.name, "environment")),
+                self._policies.delete(namespace, environment_policy_name(self._job.name)),
                 self._policies.delete(namespace, manifests.policy_name(self._job.name)),
                 self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "learning")),
                 self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "generation")),
@@ -139,11 +158,11 @@ class JobObjects:
                 continue
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _serve(self, function: StageFunction) -> Endpoint:
-        applied = await self._apply(self._services, manifests.service(function, self._settings))
+    async def _serve(self, manifest: Manifest) -> Endpoint:
+        applied = await self._apply(self._services, manifest)
         while (endpoint := self._endpoint(applied)) is None:
             await asyncio.sleep(_POLL_SECONDS)
-            applied = await self._services.get(self._job.namespace, function.name)
+            applied = await self._services.get(self._job.namespace, applied.metadata.name)
         return endpoint
 
     async def _apply(self, resources: ResourceClient[Object], manifest: Manifest) -> Object:
@@ -194,8 +213,8 @@ class JobObjects:
         if not settled or url is None or revision is None:
             return None
         if self._settings.ingress is None:
-            return Endpoint(url, None, revision)
-        return Endpoint(self._settings.ingress.rstrip("/"), urlsplit(url).netloc, revision)
+            return Endpoint(url, None, revision, url)
+        return Endpoint(self._settings.ingress.rstrip("/"), urlsplit(url).netloc, revision, url)
 
 
 def _explained(error: BaseException, job: JobIdentity, settings: ClusterSettings) -> PlatformUnavailableError:

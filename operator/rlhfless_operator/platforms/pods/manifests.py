@@ -13,6 +13,7 @@ from typing import Any
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.artifacts import join
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, VolumeSpec, overlay
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.egress import egress_rules
@@ -99,8 +100,8 @@ class StageFunction:
         return join(self.root, "preload", f"{self.stage}.json")
 
 
-def service_name(job: str, stage: Stage) -> str:
-    """Return the name of a stage's Service: `JOB-STAGE`.
+def service_name(job: str, stage: Charged) -> str:
+    """Return the name of the Service of a stage or of the environment: `JOB-STAGE`.
 
     If that is no valid name of a Kubernetes Service, because of its length or first character, the name is made of its
     beginning and its hash.
@@ -132,7 +133,7 @@ def token_secret(job: JobIdentity, token: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, secret_name(job.name)),
+        "metadata": metadata_of(job, secret_name(job.name)),
         "type": "Opaque",
         "immutable": True,
         "stringData": {TOKEN_KEY: token},
@@ -140,7 +141,8 @@ def token_secret(job: JobIdentity, token: str) -> Manifest:
 
 
 def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Iterable[str] = ()) -> Manifest:
-    """Return the policy that lets only Knative's pods, which forward requests, reach a job's functions.
+    """Return the policy that lets only Knative's pods, which forward requests, reach a job's functions. The pods of
+    its environment have a policy of their own.
 
     If the operator's namespace is known, its pods may ask them whether they are busy. Restricted pods may reach only
     the destinations that they need.
@@ -148,19 +150,22 @@ def network_policy(job: JobIdentity, settings: ClusterSettings, connects_to: Ite
     Args:
         connects_to: URLs that the job's pods need.
     """
-    sources: list[Manifest] = [_from_namespace(settings.knative_namespace)]
+    sources: list[Manifest] = [from_namespace(settings.knative_namespace)]
     if settings.operator_namespace is not None:
         operator = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": MANAGER}}}
-        sources.append(_from_namespace(settings.operator_namespace) | operator)
+        sources.append(from_namespace(settings.operator_namespace) | operator)
     spec: Manifest = {
-        "podSelector": {"matchLabels": job_selector(job.name)},
+        "podSelector": {
+            "matchLabels": job_selector(job.name),
+            "matchExpressions": [{"key": STAGE_LABEL, "operator": "NotIn", "values": ["environment"]}],
+        },
         "policyTypes": ["Ingress"],
         "ingress": [{"from": sources}],
     }
     if settings.egress == "restricted":
         spec["policyTypes"] = ["Ingress", "Egress"]
         spec["egress"] = egress_rules(connects_to, job.namespace, settings.egress_rules)
-    return _policy(job, policy_name(job.name), spec)
+    return policy(job, policy_name(job.name), spec)
 
 
 def gang_policy_name(job: str, stage: Stage) -> str:
@@ -177,7 +182,7 @@ def gang_policy(function: StageFunction, settings: ClusterSettings) -> Manifest:
     spec: Manifest = {**together, "policyTypes": ["Ingress"], "ingress": [{"from": [together]}]}
     if settings.egress == "restricted":
         spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [together]}]}
-    return _policy(function.job, gang_policy_name(function.job.name, function.stage), spec)
+    return policy(function.job, gang_policy_name(function.job.name, function.stage), spec)
 
 
 def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
@@ -218,7 +223,7 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
-        "metadata": _metadata(
+        "metadata": metadata_of(
             function.job, function.name, labels | {"networking.knative.dev/visibility": "cluster-local"}
         ),
         "spec": {"template": overlay(template, function.pods.template or {})},
@@ -234,14 +239,9 @@ def threads_of(resources: ResourcesSpec | None) -> int:
 
 
 def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
-    pods = function.pods
-    volumes = [(volume.name or f"volume-{number}", volume) for number, volume in enumerate(pods.volumes or [])]
-    shared_memory: Manifest = {"medium": "Memory"}
-    if pods.shared_memory is not None:
-        shared_memory["sizeLimit"] = str(pods.shared_memory)
     container: Manifest = {
         "name": CONTAINER,
-        "image": pods.image or settings.functions_image,
+        "image": function.pods.image or settings.functions_image,
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "env": _env(function),
         "readinessProbe": {"httpGet": {"path": "/readyz"}, "periodSeconds": 1, "timeoutSeconds": 5},
@@ -252,6 +252,18 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
             "failureThreshold": 6,
             "initialDelaySeconds": 60,
         },
+    }
+    return pod_spec(container, function.pods, function.slots)
+
+
+def pod_spec(container: Manifest, pods: PodsSpec, slots: SlotsWanted | None = None) -> Manifest:
+    """Return the spec of a pod: a container without privileges, with the job's settings of its pods."""
+    volumes = [(volume.name or f"volume-{number}", volume) for number, volume in enumerate(pods.volumes or [])]
+    shared_memory: Manifest = {"medium": "Memory"}
+    if pods.shared_memory is not None:
+        shared_memory["sizeLimit"] = str(pods.shared_memory)
+    container = {
+        **container,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -267,7 +279,7 @@ def _pod_spec(function: StageFunction, settings: ClusterSettings) -> Manifest:
         ],
     }
     if pods.resources is not None:
-        container["resources"] = _resources(pods.resources, function.slots)
+        container["resources"] = _resources(pods.resources, slots)
     if pods.env_from:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
     spec: Manifest = {
@@ -325,12 +337,14 @@ def _source(volume: VolumeSpec) -> Manifest:
     return {"configMap": {"name": volume.config_map}}
 
 
-def _policy(job: JobIdentity, name: str, spec: Manifest) -> Manifest:
-    metadata = _metadata(job, name)
+def policy(job: JobIdentity, name: str, spec: Manifest) -> Manifest:
+    """Return a NetworkPolicy of a job."""
+    metadata = metadata_of(job, name)
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 
-def _metadata(job: JobIdentity, name: str, labels: Mapping[str, str] | None = None) -> Manifest:
+def metadata_of(job: JobIdentity, name: str, labels: Mapping[str, str] | None = None) -> Manifest:
+    """Return the metadata of an object that belongs to a job."""
     owner = {
         "apiVersion": job.api_version,
         "kind": job.kind,
@@ -347,5 +361,6 @@ def _metadata(job: JobIdentity, name: str, labels: Mapping[str, str] | None = No
     }
 
 
-def _from_namespace(name: str) -> Manifest:
+def from_namespace(name: str) -> Manifest:
+    """Return the source of connections from a namespace's pods."""
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from rlhfless_functions.api import Event, RunRequest, Stage
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.planner.pools.host_memory import NodeMate, NodeMateState
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.pods.dispatch import Queue
@@ -48,12 +49,12 @@ class TurnTaking:
         self,
         pool: SlotPool,
         job: str,
-        books: Mapping[Stage, StagePods],
+        books: Mapping[Charged, StagePods],
         *,
         session: aiohttp.ClientSession,
         token: str,
         start_timeout: float,
-        remove: Callable[[Stage, str], Coroutine[Any, Any, None]],
+        remove: Callable[[Charged, str], Coroutine[Any, Any, None]],
         problem: Callable[[Stage], str],
         on_problem: Callable[[str], None],
     ) -> None:
@@ -171,11 +172,11 @@ class TurnTaking:
 
     # --- what the pool calls ---
 
-    def free(self, stage: Stage) -> Sequence[str]:
+    def free(self, stage: Charged) -> Sequence[str]:
         """Return the pods of a stage that are awake and have no task."""
         return self._staying(self._books[stage].free())
 
-    def asleep(self, stage: Stage) -> Sequence[str]:
+    def asleep(self, stage: Charged) -> Sequence[str]:
         """Return the pods of a stage that sleep and could take a task."""
         return [name for name in self._staying(self._books[stage].asleep()) if self._pool.knows(name)]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask, Stage
+from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask
 from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
@@ -375,6 +376,6 @@ class CostModel:
             self.room = EngineRoom(**room)
 
 
-def startup(stage: Stage) -> str:
+def startup(stage: Charged) -> str:
     """Return the name of a stage's start-up times in the history."""
     return f"startup/{stage}"

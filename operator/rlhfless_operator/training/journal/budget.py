@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.formatting import format_money
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.records.forecast import RECENT, recent_steps
 from rlhfless_operator.records.record import StepRecord
 
-Rates = Mapping[Stage, Decimal]
+Rates = Mapping[Charged, Decimal]
 """Cost of an instance-second of each stage, in money or GPU-hours."""
 
 
@@ -190,7 +190,7 @@ def _planned(alike: Sequence[StepRecord], rates: Rates, seconds: float | None) -
 
 
 def _taken(record: StepRecord, rates: Rates) -> Decimal:
-    taken = (_seconds(record.ledger[stage].seconds) * rates[stage] for stage in STAGES if stage in record.ledger)
+    taken = (_seconds(record.ledger[stage].seconds) * rates[stage] for stage in rates if stage in record.ledger)
     return sum(taken, Decimal(0))
 
 

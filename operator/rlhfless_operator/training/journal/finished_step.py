@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions.api import LearnResult, Stage
+from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StageAccount, StepRecord
 from rlhfless_operator.records.status import RECENT_STEPS, CheckpointStatus, RLHFJobStatus, StepStatus
@@ -19,7 +20,7 @@ def record_of(
     learned: LearnResult | None,
     evaluation: dict[str, float] | None,
     *,
-    prices: Mapping[Stage, Decimal],
+    prices: Mapping[Charged, Decimal],
     finished_at: float,
 ) -> StepRecord:
     """Return the record of a step for `metrics.jsonl`.
@@ -57,7 +58,7 @@ def record_of(
 
 
 def spent_after(
-    before: RLHFJobStatus, account: Account, *, prices: Mapping[Stage, Decimal], gpus: Mapping[Stage, int]
+    before: RLHFJobStatus, account: Account, *, prices: Mapping[Charged, Decimal], gpus: Mapping[Stage, int]
 ) -> dict[str, Any]:
     """Return the status fields on spending, once an account is added.
 
@@ -80,7 +81,7 @@ def status_after(
     account: Account,
     learned: LearnResult | None,
     *,
-    prices: Mapping[Stage, Decimal],
+    prices: Mapping[Charged, Decimal],
     gpus: Mapping[Stage, int],
     keep_best: bool,
 ) -> RLHFJobStatus:
@@ -123,7 +124,7 @@ def status_after(
     return before.model_copy(update=changes)
 
 
-def record_with(record: StepRecord, account: Account, *, prices: Mapping[Stage, Decimal]) -> StepRecord:
+def record_with(record: StepRecord, account: Account, *, prices: Mapping[Charged, Decimal]) -> StepRecord:
     """Add an account to a step's record.
 
     Args:

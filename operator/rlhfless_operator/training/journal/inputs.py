@@ -65,7 +65,7 @@ def _inputs(spec: RLHFJobSpec) -> Iterator[_Input]:
     yield from _data("spec.data", spec.data)
     yield from _rewards("spec.rewards", spec.rewards)
     if spec.environment is not None:
-        read_as = hashlib.sha256(spec.environment.model_dump_json().encode()).hexdigest()
+        read_as = hashlib.sha256(spec.environment.model_dump_json(exclude={"pods"}).encode()).hexdigest()
         for number, file in enumerate(spec.environment.files):
             yield _Input(f"spec.environment ({number})", file, is_code=True, settings=read_as)
     if spec.evaluation is not None:

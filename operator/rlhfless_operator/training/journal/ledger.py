@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Self
 
-from rlhfless_functions.api import STAGES, Stage
+from rlhfless_functions.api import Stage
+from rlhfless_operator.job.charged import CHARGED, Charged
 from rlhfless_operator.platforms.base import InstanceState, StateChange
 from rlhfless_operator.records.record import CHARGED_STATES, KEPT_STATES, KeptState, StageAccount
 
@@ -16,7 +17,7 @@ class Span:
     """A period of an instance in one state, from `start` to `end` in monotonic seconds."""
 
     instance: str
-    stage: Stage
+    stage: Charged
     state: KeptState
     start: float
     end: float
@@ -26,7 +27,7 @@ class Span:
 class Account:
     """Instance-seconds by stage and state, including sleep."""
 
-    seconds: dict[tuple[Stage, KeptState], float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[tuple[Charged, KeptState], float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, other: "Account") -> None:
         """Add another account's seconds."""
@@ -37,7 +38,7 @@ class Account:
     def of(cls, seconds: Mapping[str, Mapping[str, float]]) -> Self:
         """Return the account of a status: instance-seconds by stage, and within it by state."""
         account = cls()
-        for stage in STAGES:
+        for stage in CHARGED:
             for state in KEPT_STATES:
                 account.seconds[stage, state] += seconds.get(stage, {}).get(state, 0.0)
         return account
@@ -50,7 +51,7 @@ class Account:
                 stages.setdefault(stage, {})[state] = seconds
         return stages
 
-    def total(self, stage: Stage | None = None, state: KeptState | None = None) -> float:
+    def total(self, stage: Charged | None = None, state: KeptState | None = None) -> float:
         """Return the instance-seconds of one stage or all, in one state or in all that are charged."""
         states = CHARGED_STATES if state is None else (state,)
         return sum(
@@ -59,13 +60,13 @@ class Account:
             if stage in (None, of_stage) and of_state in states
         )
 
-    def cost(self, prices: Mapping[Stage, Decimal], stage: Stage | None = None) -> Decimal:
+    def cost(self, prices: Mapping[Charged, Decimal], stage: Charged | None = None) -> Decimal:
         """Return the money of one stage or all, to a millionth.
 
         Args:
             prices: of an hour of an instance of each stage.
         """
-        stages = STAGES if stage is None else (stage,)
+        stages = prices if stage is None else (stage,)
         costs = (Decimal(repr(self.total(each))) / 3600 * prices[each] for each in stages)
         return sum(costs, Decimal(0)).quantize(Decimal("0.000001"))
 
@@ -75,16 +76,16 @@ class Account:
         Args:
             gpus: of an instance of each stage.
         """
-        return sum(gpus[stage] * self.total(stage) for stage in STAGES)
+        return sum(gpus[stage] * self.total(stage) for stage in gpus)
 
-    def by_stage(self, prices: Mapping[Stage, Decimal]) -> dict[Stage, StageAccount]:
+    def by_stage(self, prices: Mapping[Charged, Decimal]) -> dict[Charged, StageAccount]:
         """Return one account a stage, as in `metrics.jsonl`."""
         return {
             stage: StageAccount(
                 **{state: round(self.total(stage, state), 6) for state in KEPT_STATES},
                 cost=self.cost(prices, stage),
             )
-            for stage in STAGES
+            for stage in prices
         }
 
 
@@ -92,10 +93,10 @@ class Ledger:
     """Accounts for every instance from its request until it is gone."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[Stage, KeptState, float]] = {}
+        self._open: dict[str, tuple[Charged, KeptState, float]] = {}
         self._account = Account()
         self._spans: list[Span] = []
-        self._longest_idle: dict[Stage, float] = {}
+        self._longest_idle: dict[Charged, float] = {}
 
     def observe(self, change: StateChange) -> None:
         """Note an instance's change of state."""
@@ -126,14 +127,14 @@ class Ledger:
         spans, self._spans = self._spans, []
         return spans
 
-    def take_longest_idle(self) -> dict[Stage, float]:
+    def take_longest_idle(self) -> dict[Charged, float]:
         """Return the longest seconds that an instance of each stage was idle at a stretch since the last call."""
         longest, self._longest_idle = self._longest_idle, {}
         return longest
 
-    def instances(self) -> dict[tuple[Stage, InstanceState], int]:
+    def instances(self) -> dict[tuple[Charged, InstanceState], int]:
         """Return the number of instances in each state now."""
-        counts: dict[tuple[Stage, InstanceState], int] = defaultdict(int)
+        counts: dict[tuple[Charged, InstanceState], int] = defaultdict(int)
         for stage, state, _ in self._open.values():
             counts[stage, state] += 1
         return counts

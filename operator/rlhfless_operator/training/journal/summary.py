@@ -13,7 +13,7 @@ def summarize(job: RLHFJob, status: RLHFJobStatus, records: list[StepRecord]) ->
     job evaluates."""
     rewards = [record.metrics["reward"] for record in records if "reward" in record.metrics]
     evaluations = [record.held_out_reward for record in records if record.held_out_reward is not None]
-    gpus = {str(stage): count for stage, count in job.spec.instance_gpus.items()}
+    gpus = {"environment": 0, **{str(stage): count for stage, count in job.spec.instance_gpus.items()}}
     summary: dict[str, Any] = {
         "name": job.metadata.name,
         "uid": status.uid,

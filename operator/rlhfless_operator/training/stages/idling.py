@@ -1,5 +1,6 @@
 """The warning of instances that idled for longer than it would have cost to let them go."""
 
+from rlhfless_functions.api import STAGES
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 
@@ -13,7 +14,8 @@ def note_idling(run: TrainingRun, journal: StepJournal, step: int) -> None:
     In the first step nothing is known of later stages, and instances that the job or the platform keeps are meant to
     idle.
     """
-    for stage, seconds in journal.ledger.take_longest_idle().items():
+    longest = journal.ledger.take_longest_idle()
+    for stage, seconds in ((stage, longest[stage]) for stage in STAGES if stage in longest):
         switch = run.capacity.switch_seconds(stage)
         if step > 1 and seconds > switch + _LEAST_SECONDS and not run.capacity.keeps(stage):
             run.progress.note(

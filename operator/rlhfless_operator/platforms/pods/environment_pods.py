@@ -1,0 +1,121 @@
+"""The pods of an environment's servers: the state of each for the ledger, and their least number."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rlhfless_operator.knative import ApiError, ResourceClient, Revision
+from rlhfless_operator.platforms.base import InstanceState, StateChange, StateListener
+from rlhfless_operator.platforms.pods.manifests import MIN_SCALE
+from rlhfless_operator.platforms.pods.pod_watch import PodView
+
+_PAUSE_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class EnvironmentPods:
+    """The book of an environment's pods.
+
+    While tasks act in it, no pod may be removed: Knative would pick any, and end its sessions. So their least number
+    grows with them, and is 0 once no task needs them. Nothing tells which of them work, so all that are ready count as
+    busy.
+
+    Args:
+        revisions: client of Revisions.
+        namespace: namespace of the job.
+        on_state: called with every change of a pod's state.
+        on_problem: called when the problem of the pods changes, with `environment: text`.
+    """
+
+    def __init__(
+        self,
+        revisions: ResourceClient[Revision],
+        namespace: str,
+        on_state: StateListener,
+        on_problem: Callable[[str], None],
+    ) -> None:
+        self._revisions = revisions
+        self._namespace = namespace
+        self._on_state = on_state
+        self._on_problem = on_problem
+        self._pods: dict[str, tuple[InstanceState, PodView]] = {}
+        self._users = 0
+        self._changed = asyncio.Event()
+        self._problem = ""
+
+    @property
+    def names(self) -> list[str]:
+        """All pods, including terminating ones."""
+        return list(self._pods)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep all pods while a task acts in the environment."""
+        self._users += 1
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._changed.set()
+
+    async def run(self, revision: str) -> None:
+        """Control the least number of pods until cancelled.
+
+        Args:
+            revision: name of the Revision.
+        """
+        applied: int | None = None
+        while True:
+            least = sum(state != "draining" for state, _ in self._pods.values()) if self._users else 0
+            # A pod that is removed meanwhile must not lower it.
+            least = max(least, applied or 0) if self._users else 0
+            if least != applied:
+                try:
+                    annotations = {MIN_SCALE: str(least)}
+                    await self._revisions.patch(self._namespace, revision, {"metadata": {"annotations": annotations}})
+                    applied = least
+                except ApiError as error:
+                    _log.warning("the environment's pods of %s can't be kept: %s", revision, error)
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            await self._changed.wait()
+            self._changed.clear()
+
+    def changed(self, view: PodView) -> None:
+        """Record a pod that is new or has changed."""
+        if view.ended:
+            self.gone(view)
+            return
+        state: InstanceState = "draining" if view.deleting else "busy" if view.ready else "starting"
+        before = self._pods.get(view.name)
+        self._pods[view.name] = (state, view)
+        if before is None or before[0] != state:
+            self._tell(view.name, state)
+        self._report()
+
+    def gone(self, view: PodView) -> None:
+        """Remove a pod that is gone."""
+        if self._pods.pop(view.name, None) is not None:
+            self._tell(view.name, "ended")
+            self._report()
+
+    def forget(self) -> None:
+        """Stop keeping the book, because another driver does from now on."""
+        for name in self.names:
+            self._tell(name, "ended")
+        self._pods.clear()
+
+    def _tell(self, name: str, state: InstanceState) -> None:
+        self._on_state(StateChange(name, "environment", state, time.monotonic()))
+        self._changed.set()
+
+    def _report(self) -> None:
+        problems = {name: view.problem for name, (_, view) in self._pods.items() if view.problem}
+        problem = "; ".join(f"{name}: {text}" for name, text in problems.items())
+        # It is over with the next pod that is ready.
+        if problem and problem != self._problem:
+            self._on_problem(f"environment: {problem}")
+        self._problem = problem
