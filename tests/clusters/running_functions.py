@@ -52,7 +52,7 @@ def fake_functions(exited: Callable[[str], None]) -> Launch:
     """Starts a `FakeFunction` in this process; `exited` is told the pod whose function has died."""
 
     async def launch(name: str, environment: Mapping[str, str]) -> RunningFunction:
-        function = FakeFunction(name, environment["RLHFLESS_TOKEN"], exit=lambda: exited(name))
+        function = FakeFunction(name, environment.get("RLHFLESS_TOKEN", ""), exit=lambda: exited(name))
         host, end = await listen(function.app())
 
         async def terminate() -> None:

@@ -13,6 +13,7 @@ from rlhfless_operator.knative import KnativeClient, KubernetesObject
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.knative import KnativePlatform
+from rlhfless_operator.platforms.pods.environment_manifests import EnvironmentFunction
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, SlotsWanted, StageFunction
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PODS, Pod, PodWatch
@@ -119,6 +120,7 @@ async def job_under_test(
     keep_alive: float = 0.0,
     stall_seconds: float = 60.0,
     watch: PodWatch | None = None,
+    environment: EnvironmentFunction | None = None,
     slots: Slots | None = None,
     places: NodePlaces | None = None,
 ) -> AsyncIterator[JobUnderTest]:
@@ -152,6 +154,7 @@ async def job_under_test(
             on_state=changes.append,
             on_problem=problems.append,
             places=places,
+            environment=environment,
         )
         await platform.open()
         try:

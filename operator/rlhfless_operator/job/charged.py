@@ -1,4 +1,4 @@
-"""What a job pays for: the instances of its stages, and the servers of its environment."""
+"""The names under which a job pays: its stages, and the servers of its environment."""
 
 from typing import Literal, get_args
 

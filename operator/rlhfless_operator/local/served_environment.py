@@ -1,6 +1,7 @@
 """Work with a job whose environment's server runs on this machine meanwhile."""
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ def with_server(job: RLHFJob, work: Callable[[RLHFJob], T]) -> T:
     environment = job.spec.environment
     if environment is None or environment.server is None:
         return work(job)
-    log = Path(tempfile.mkdtemp(prefix="rlhfless-")) / "environment.log"
-    server = EnvironmentServer(environment.server, log)
+    folder = Path(tempfile.mkdtemp(prefix="rlhfless-"))
+    server = EnvironmentServer(environment.server, folder / "environment.log")
 
     async def served() -> T:
         try:
@@ -32,4 +33,7 @@ def with_server(job: RLHFJob, work: Callable[[RLHFJob], T]) -> T:
         finally:
             await server.close()
 
-    return asyncio.run(served())
+    done = asyncio.run(served())
+    # Errors name the log.
+    shutil.rmtree(folder, ignore_errors=True)
+    return done

@@ -1,0 +1,124 @@
+"""A job that runs the server of its environment: pods that come with sessions and go, and a kill in mid-episode."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.chart import Chart
+from harness.images import ROOT
+from harness.jobs import Jobs, PodCounts, finish_as
+from harness.kubectl import Kubectl
+from harness.storage import Storage
+
+EXAMPLE = ROOT / "examples" / "tools"
+SERVERS = ROOT / "tests" / "environments"
+STEPS = 2
+SESSIONS = 4
+"""Of a pod."""
+SAMPLES = 16
+"""Of a step, in one actor: all of them act at a time."""
+LONG = {"epochs": 200}
+"""A learner works for longer with it than Knative takes to remove the pods that nobody needs."""
+
+
+def document(name: str, servers: str, example: str, **spec: Any) -> dict[str, Any]:
+    """A short job in an environment of OpenEnv, whose server needs nothing but the functions' Python.
+
+    Args:
+        servers: folder with the server's program.
+        example: folder with the model and the data.
+    """
+    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
+    job["metadata"]["name"] = name
+    openenv = {"command": ["python", f"{servers}/openenv_server.py", "0.5"], "sessions": SESSIONS}
+    job["spec"] |= {
+        "model": job["spec"]["model"] | {"source": f"{example}/model"},
+        "data": {"source": f"{example}/train.jsonl"},
+        "environment": {
+            "openenv": openenv,
+            "replayable": True,
+            "letGo": "never",
+            # The program is on a volume of the test's own.
+            "pods": {"volumes": [{"claim": "files", "mountPath": "/files", "readOnly": True}]},
+        },
+        "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": SAMPLES, "microbatchTokens": 16384},
+        "generation": {"instances": {"min": 1, "max": 1}},
+        "prices": {"instanceHour": "1", "stages": {"environment": "36"}},
+        "steps": STEPS,
+        **spec,
+    }
+    del job["spec"]["evaluation"]
+    return job
+
+
+@pytest.fixture(scope="module")
+def jobs(chart: Chart, kubectl: Kubectl, storage: Storage) -> Iterator[Jobs]:
+    storage.put(SERVERS, "/files/servers")
+    storage.put(EXAMPLE, "/files/tools")
+    yield Jobs(kubectl)
+
+
+@pytest.fixture(scope="module")
+def laptop_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Checksum of the weights of the short job, run on this machine with all sessions in one process."""
+    folder = tmp_path_factory.mktemp("laptop")
+    file = folder / "job.yaml"
+    job = document("acting", str(SERVERS), str(EXAMPLE))
+    job["spec"]["environment"]["openenv"]["sessions"] = SAMPLES
+    file.write_text(yaml.safe_dump(job))
+    command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1"]
+    subprocess.run([*command, "--artifacts", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    return hashlib.sha256((folder / "acting" / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_servers_come_with_sessions_and_go_while_the_learner_works(jobs: Jobs, storage: Storage) -> None:
+    with PodCounts(jobs.kubectl, "served") as pods:
+        jobs.apply(document("served", "/files/servers", "tools", algorithm=LONG))
+        jobs.wait("served", "a rollout is done", lambda status: status.get("stage") == "learning", 400)
+        jobs.wait_succeeded("served", 900)
+        jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "served"})
+    counts = pods.counts["environment"]
+    print({stage: pods.counts[stage] for stage in pods.counts})
+    # The first look at its tools is a session of its own, before the first step.
+    assert pods.most("environment") == SAMPLES / SESSIONS
+    assert counts[0] == counts[-1] == 0
+    assert pods.rises("environment") >= STEPS
+    accounts = [
+        json.loads(line)["ledger"]["environment"]
+        for line in storage.read(f"{storage.job('served')}/metrics.jsonl").splitlines()
+    ]
+    assert all(account["busy"] > 0 and float(account["cost"]) > 0 for account in accounts)
+    assert jobs.status("served")["phase"] == "Succeeded"
+    jobs.delete("served")
+    jobs.kubectl.wait_until("nothing of served is left", lambda: not jobs.objects("served"), 120)
+
+
+def test_the_weights_are_those_of_the_laptop_after_a_kill_in_mid_episode(
+    jobs: Jobs, storage: Storage, laptop_weights: str
+) -> None:
+    jobs.apply(document("acting", "/files/servers", "tools"))
+    labels = {"rlhfless.io__job": "acting", "rlhfless.io__stage": "environment"}
+    jobs.kubectl.wait_for_pods(SAMPLES // SESSIONS, 300, **labels)
+    (first, *_) = jobs.kubectl.list("pods", **labels)
+    jobs.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
+    finish_as(laptop_weights, jobs, storage, "acting", storage.job("acting"), all_steps=STEPS)
+
+
+def test_a_server_that_never_listens_ends_the_job_with_the_reason(jobs: Jobs) -> None:
+    job = document("deaf", "/files/servers", "tools")
+    job["spec"]["environment"]["openenv"] |= {"command": ["sleep", "infinity"], "startSeconds": "20s"}
+    jobs.apply(job)
+
+    def failed() -> str | None:
+        status = jobs.status("deaf")
+        return str(status["message"]) if status.get("phase") == "Failed" else None
+
+    message = jobs.kubectl.wait_until("deaf: failed", failed, 300)
+    assert "has no server that answers" in message
+    jobs.delete("deaf")

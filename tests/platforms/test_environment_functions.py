@@ -1,0 +1,90 @@
+"""The servers of an environment beside the stages of a job: on a real API server, with an emulated Knative."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Started
+from rlhfless_functions.settings import EnvironmentSettings, OpenEnvEnvironment
+from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.platforms.pods.environment_manifests import EnvironmentFunction
+from rlhfless_operator.platforms.pods.job_objects import POLICIES
+from rlhfless_operator.platforms.pods.manifests import MIN_SCALE, JobIdentity
+from tests.platforms.emulated_cluster import EmulatedCluster
+from tests.platforms.emulated_cluster import cluster as cluster
+from tests.platforms.emulated_cluster import server as server  # The fixtures.
+from tests.platforms.knative_jobs import JobUnderTest, until
+from tests.platforms.test_stream import generation_request
+from tests.prerequisites import needs_api_server
+
+pytestmark = needs_api_server("no servers of environments are made on an API server")
+ENVIRONMENT = {"openenv": {"image": "maze:1"}}
+
+
+@asynccontextmanager
+async def open_job(cluster: EmulatedCluster) -> AsyncIterator[JobUnderTest]:
+    owner = await cluster.owner()
+    identity = JobIdentity(cluster.namespace, owner.metadata.name, owner.metadata.uid, "v1", "ConfigMap")
+    environment = EnvironmentFunction(identity, OpenEnvEnvironment(image="maze:1"), PodsSpec())
+    async with cluster.job(owner, environment=environment) as job:
+        yield job
+
+
+def acting(**environment: Any) -> Any:
+    """A task whose samples act in an environment."""
+    request = generation_request()
+    settings = EnvironmentSettings.model_validate(environment or ENVIRONMENT)
+    key = request.key.model_copy(update={"part": "work=600"})
+    return request.model_copy(update={"key": key, "environment": settings})
+
+
+async def least(cluster: EmulatedCluster) -> str:
+    revision = await cluster.client.revisions.get(cluster.namespace, "job-environment-00001")
+    return revision.metadata.annotations[MIN_SCALE]
+
+
+async def test_a_job_has_a_service_and_a_policy_of_its_environment_and_removes_them(cluster: EmulatedCluster) -> None:
+    async with open_job(cluster) as job:
+        names = {service.metadata.name for service in (await job.client.services.list(cluster.namespace)).items}
+        assert names == {"job-generation", "job-environment"}
+        policies = (await job.client.resource(POLICIES).list(cluster.namespace)).items
+        assert {policy.metadata.name for policy in policies} == {"job-functions", "job-environment"}
+        await job.platform.close()
+        await job.platform.remove()
+        assert (await job.client.services.list(cluster.namespace)).items == []
+        assert (await job.client.resource(POLICIES).list(cluster.namespace)).items == []
+
+
+async def test_tasks_get_its_address_and_keep_its_pods(
+    cluster: EmulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[EnvironmentSettings] = []
+    async with open_job(cluster) as job:
+        send = job.platform._send
+
+        def noting(request: Any, *others: Any) -> Any:
+            sent.append(request.environment)
+            return send(request, *others)
+
+        monkeypatch.setattr(job.platform, "_send", noting)
+        assert job.now("starting", "busy") == set()
+        async with aclosing(job.platform.run(acting())) as events:
+            assert isinstance(await anext(events), Started)
+            # A session's request brings a pod; a task that needs it keeps it.
+            revision = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
+            await job.client.revisions.patch(cluster.namespace, "job-environment-00001", revision)
+            await until(lambda: any(change.stage == "environment" for change in job.changes))
+            (pod,) = {change.instance for change in job.changes if change.stage == "environment"}
+            await until(lambda: job.states(pod)[-1:] == ["busy"])
+            assert await least(cluster) == "1"
+        await until(lambda: job.states(pod)[-1:] == ["ended"], lambda: job.states(pod))
+        assert await least(cluster) == "0"
+        async with aclosing(job.platform.run(acting(openenv={"url": "http://maze:8000"}))) as events:
+            await anext(events)
+    ours, elsewhere = (each.openenv for each in sent)
+    assert ours is not None and elsewhere is not None
+    assert ours.url is not None and f"job-environment.{cluster.namespace}" in ours.url
+    assert (ours.image, ours.start_limit) == (None, 300.0)
+    assert elsewhere.url == "http://maze:8000"
