@@ -57,6 +57,16 @@ async def test_a_job_has_a_service_and_a_policy_of_its_environment_and_removes_t
         assert (await job.client.resource(POLICIES).list(cluster.namespace)).items == []
 
 
+async def test_a_platform_that_closes_keeps_no_pods(cluster: EmulatedCluster) -> None:
+    async with open_job(cluster) as job:
+        with job.platform._environment.used():
+            kept = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
+            await job.client.revisions.patch(cluster.namespace, "job-environment-00001", kept)
+            await until(lambda: bool(job.now("busy")))
+            await job.platform.close()
+            assert await least(cluster) == "0"
+
+
 async def test_tasks_get_its_address_and_keep_its_pods(
     cluster: EmulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 from rlhfless_functions.api import STAGES
 from rlhfless_operator.console import PlainConsole
 from rlhfless_operator.formatting import format_clock, format_money, format_number, format_percent, sparkline
+from rlhfless_operator.job.charged import CHARGED
 from rlhfless_operator.records import barren_steps, mismatch
 from rlhfless_operator.records.forecast import forecast_cost, recent_steps
 from rlhfless_operator.records.record import StepRecord
@@ -216,7 +217,7 @@ def _rows(state: ViewState, width: int) -> Iterator[tuple[str, Text]]:
 
 def _instances(counts: Mapping[tuple[str, str], int]) -> Text:
     text = Text()
-    for stage in STAGES:
+    for stage in CHARGED:
         present = [(state, counts.get((stage, state), 0)) for state in _STATE_STYLES]
         present = [(state, count) for state, count in present if count]
         if not present:

@@ -152,7 +152,8 @@ class KnativePlatform:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
-                await asyncio.gather(*(scaler.release() for scaler in self._scalers.values()), return_exceptions=True)
+                releasing = [scaler.release() for scaler in self._scalers.values()]
+                await asyncio.gather(*releasing, self._environment.release(), return_exceptions=True)
         if self._turns is not None:
             self._turns.close()
         if self._session is not None:

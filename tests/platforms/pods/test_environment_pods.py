@@ -119,3 +119,19 @@ async def test_the_least_number_is_given_again_after_a_failure() -> None:
     book.revisions.fails = 1
     async with book.running():
         await book.least("0")
+
+
+async def test_pods_that_are_kept_when_it_ends_are_released() -> None:
+    book = Book()
+    with book.pods.used():
+        book.pods.changed(view("a"))
+        async with book.running():
+            await book.least("1")
+        await book.pods.release()
+    assert book.revisions.least == ["1", "0"]
+
+
+async def test_nothing_is_released_where_there_are_no_servers() -> None:
+    book = Book()
+    await book.pods.release()
+    assert book.revisions.least == []

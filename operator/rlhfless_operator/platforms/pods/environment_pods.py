@@ -43,6 +43,7 @@ class EnvironmentPods:
         self._pods: dict[str, tuple[InstanceState, PodView]] = {}
         self._users = 0
         self._changed = asyncio.Event()
+        self._revision: str | None = None
         self._problem = ""
 
     @property
@@ -67,6 +68,7 @@ class EnvironmentPods:
         Args:
             revision: name of the Revision.
         """
+        self._revision = revision
         applied: int | None = None
         while True:
             least = sum(state != "draining" for state, _ in self._pods.values()) if self._users else 0
@@ -74,8 +76,7 @@ class EnvironmentPods:
             least = max(least, applied or 0) if self._users else 0
             if least != applied:
                 try:
-                    annotations = {MIN_SCALE: str(least)}
-                    await self._revisions.patch(self._namespace, revision, {"metadata": {"annotations": annotations}})
+                    await self._bound(revision, least)
                     applied = least
                 except ApiError as error:
                     _log.warning("the environment's pods of %s can't be kept: %s", revision, error)
@@ -83,6 +84,11 @@ class EnvironmentPods:
                 continue
             await self._changed.wait()
             self._changed.clear()
+
+    async def release(self) -> None:
+        """Keep no pods any more, once `run` has ended."""
+        if self._revision is not None:
+            await self._bound(self._revision, 0)
 
     def changed(self, view: PodView) -> None:
         """Record a pod that is new or has changed."""
@@ -107,6 +113,10 @@ class EnvironmentPods:
         for name in self.names:
             self._tell(name, "ended")
         self._pods.clear()
+
+    async def _bound(self, revision: str, least: int) -> None:
+        patch = {"metadata": {"annotations": {MIN_SCALE: str(least)}}}
+        await self._revisions.patch(self._namespace, revision, patch)
 
     def _tell(self, name: str, state: InstanceState) -> None:
         self._on_state(StateChange(name, "environment", state, time.monotonic()))
