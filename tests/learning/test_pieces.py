@@ -198,6 +198,28 @@ def test_a_learner_that_is_let_go_keeps_what_it_has_accumulated(
     assert_equal(job.published(1, "let go"), job.published(1, "journalled"))
 
 
+@pytest.mark.parametrize("kind", JOBS)
+def test_a_learner_that_waits_for_nothing_ends_and_keeps_what_it_has_accumulated(
+    kind: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    job = make_job(kind, tmp_path, tiny_model)
+    learner, driver = Learner(), Driver(job, 1, ORDER)
+    for pieces_done in (1, 2):
+        driver.publish_next()
+        events: list[Event] = []
+        with pytest.raises(LetGoError) as caught:
+            learner.run(followed(job, driver, "spare", waits=False), TaskContext(emit=events.append))
+        assert (caught.value.reason, caught.value.retryable) == ("awaits_pieces", True)
+        assert [event for event in events if isinstance(event, Waiting)] == [Waiting(waiting=True, pieces=pieces_done)]
+        learner.sleep()
+    first, second, _ = driver.batch().parts
+    for part in (first, second):
+        artifacts.remove(part)
+    learner.run(followed(job, driver, "spare"), context())
+    learn_whole(job, Driver(job, 1, ORDER))
+    assert_equal(job.published(1, "spare"), job.published(1, "journalled"))
+
+
 @pytest.mark.slow
 def test_ranks_that_are_let_go_keep_what_they_have_accumulated(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     two = LearningSettings(processes=2)

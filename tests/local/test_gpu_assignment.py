@@ -42,13 +42,13 @@ def test_a_job_that_names_no_number_has_as_many_actors_as_there_are_gpus_for(gpu
     made = job(generation={"vllm": {"tensorParallelSize": gpus_each}})
     found = assignment(made, *map(str, range(5)))
     assert found.actors == ActorRange(1, actors)
-    assert found.takes_turns == (actors * gpus_each == 5), "the learner has the GPU that is left, where one is"
+    assert (found.shared is not None) == (actors * gpus_each == 5), "the learner has the GPU that is left, where one is"
 
 
 def test_a_number_that_the_job_names_means_what_it_says() -> None:
     made = job(generation={"instances": {"max": 2}})
     found = assignment(made, *map(str, range(8)))
-    assert (found.actors, found.takes_turns) == (ActorRange(1, 2), False)
+    assert (found.actors, found.shared) == (ActorRange(1, 2), None)
 
 
 def test_an_instance_has_as_many_gpus_as_it_says() -> None:
@@ -100,7 +100,7 @@ PREPARES: dict[str, Any] = {"algorithm": {"name": "grpo", "kl": {"coefficient": 
 @pytest.mark.parametrize(("count", "turns"), [(1, True), (2, True), (3, True), (4, False), (8, False)])
 def test_stages_take_turns_where_they_do_not_all_fit(count: int, turns: bool) -> None:
     made = job(algorithm={"name": "grpo", "kl": {"coefficient": 0.01}}, generation={"instances": {"max": 2}})
-    assert assignment(made, *map(str, range(count))).takes_turns == turns
+    assert (assignment(made, *map(str, range(count))).shared is not None) == turns
 
 
 def test_there_are_no_more_actors_than_have_gpus() -> None:
@@ -130,14 +130,14 @@ def test_instances_that_learn_together_have_gpus_of_their_own_or_are_refused() -
     learning = {"processes": 1, "instances": {"max": 2}}
     made = job(generation={"instances": {"max": 1}}, learning=learning)
     found = assignment(made, "0", "1", "2")
-    assert (found.per_instance, found.takes_turns) == ({"generation": 1, "preparation": 0, "learning": 1}, False)
+    assert (found.per_instance, found.shared) == ({"generation": 1, "preparation": 0, "learning": 1}, None)
     with pytest.raises(TooFewGpusError, match=r"can't take turns.* to 1 and learning\.processes to 2, or"):
         assignment(made, "0", "1")
 
 
 def test_generation_ahead_leaves_the_learner_its_gpus() -> None:
     found = assignment(job(**{"async": {}}), *map(str, range(5)))
-    assert (found.actors, found.takes_turns) == (ActorRange(1, 4), False)
+    assert (found.actors, found.shared) == (ActorRange(1, 4), None)
 
 
 def test_each_instance_that_prepares_has_a_gpu_of_its_own_beside_generation() -> None:
@@ -146,7 +146,8 @@ def test_each_instance_that_prepares_has_a_gpu_of_its_own_beside_generation() ->
     with pytest.raises(TooFewGpusError, match=r"needs 4 GPUs at once, .* has 3; remove async, lower preparation\.inst"):
         assignment(job(**{"async": {}}, **two), "0", "1", "2")
     two["generation"] = {"instances": {"max": 2}}
-    assert [assignment(job(**two), *map(str, range(count))).takes_turns for count in (4, 5)] == [True, False]
+    assert assignment(job(**two), *map(str, range(4))).shared is not None
+    assert assignment(job(**two), *map(str, range(5))).shared is None
 
 
 def test_generation_ahead_of_a_learner_on_the_same_gpu_is_refused() -> None:

@@ -57,6 +57,13 @@ def test_one_that_sleeps_wakes_before_another_one_starts() -> None:
     assert (turns.granted, turns.sleeps) == ({}, ["preparation-1"]), "though GPU 1 is free"
 
 
+def test_no_learner_starts_elsewhere_while_one_with_its_state_sleeps() -> None:
+    machine = Machine("0", "1")
+    machine.has("generation-1", "busy", "0")
+    machine.has("learning-2", "asleep", "0")
+    assert machine.turns(["learning"]).granted == {}
+
+
 def test_one_starts_elsewhere_where_those_that_sleep_would_wait_for_long_and_one_of_these_ends() -> None:
     machine = Machine("0", "1")
     machine.has("preparation-1", "busy", "0")

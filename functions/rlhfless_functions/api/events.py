@@ -158,7 +158,7 @@ class Done(ShareEvent):
 FailureReason = Literal[
     "bad_request", "busy", "artifact_missing", "artifact_unwritable", "checkpoint_damaged", "model_unloadable",
     "out_of_memory", "data_invalid", "reward_failed", "environment_failed", "non_finite_loss", "non_finite_sample",
-    "drained", "engine_lost", "internal",
+    "drained", "awaits_pieces", "engine_lost", "internal",
 ]  # fmt: skip
 
 

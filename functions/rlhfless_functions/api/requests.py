@@ -275,6 +275,9 @@ class LearnRequest(BaseRequest):
     """Folder of the piece journal, if `batch` is still being prepared. The learner reads the pieces in the order of
     their numbers, and learns from each as soon as it exists. `batch.samples` is known beforehand; its parts and pieces
     are not."""
+    waits: bool = True
+    """Whether the learner waits for a piece of `following` that is not there yet. If not, the task ends with
+    `awaits_pieces`, and the instance keeps what it has learnt of the step."""
     algorithm: AlgorithmSettings
     """Resolved settings."""
     optimizer: OptimizerSettings

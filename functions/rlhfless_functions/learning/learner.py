@@ -247,7 +247,7 @@ class Learner:
         batch: TrainingBatch | None = None
         if request.following is not None:
             journal = FollowedJournal(
-                request.batch, request.following, context, lambda found: self._ranks.all(found)[0]
+                request.batch, request.following, context, lambda found: self._ranks.all(found)[0], request.waits
             )
         elif not request.batch.pieces:
             with store_errors():
@@ -379,7 +379,7 @@ def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: in
 
 def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:
     """Return whether a request is another attempt at the same step, perhaps from another driver."""
-    varying = {"key", "result", "heartbeat_seconds", "batch", "publish_beside", "unpublished"}
+    varying = {"key", "result", "heartbeat_seconds", "batch", "waits", "publish_beside", "unpublished"}
     varying |= {"checkpoint", "checkpoint_step", "replay", "replay_settings"}
     same = begun.model_dump(exclude=varying) == request.model_dump(exclude=varying)
     return same and begun.key.job_uid == request.key.job_uid and begun.batch.step == request.batch.step

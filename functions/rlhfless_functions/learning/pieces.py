@@ -6,7 +6,7 @@ from itertools import accumulate
 from time import monotonic, sleep
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, JournalledPiece, SampleTask, Waiting, piece_uri
+from rlhfless_functions.api import BatchReference, FailureReason, JournalledPiece, SampleTask, Waiting, piece_uri
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -19,10 +19,10 @@ Key = tuple[int, int]
 
 
 class LetGoError(TaskError):
-    """The task was cut while it waited. What it has learnt so far is intact, and it can be resumed."""
+    """The task ended while it had nothing to do. What it has learnt so far is intact, and it can be resumed."""
 
-    def __init__(self, step: int, waited: str = "for a piece") -> None:
-        super().__init__("drained", f"step {step} was interrupted while it waited {waited}; retry it", retryable=True)
+    def __init__(self, step: int, waited: str = "for a piece", reason: FailureReason = "drained") -> None:
+        super().__init__(reason, f"step {step} was interrupted while it waited {waited}; retry it", retryable=True)
 
 
 @dataclass
@@ -34,12 +34,14 @@ class FollowedJournal:
         folder: folder of the journal.
         context: says whether to stop; the reader reports to it when it begins and ends waiting.
         agree: returns the first reader's finding to all readers that must continue together.
+        waits: whether to wait for a piece that is not there yet.
     """
 
     reference: BatchReference
     folder: str
     context: TaskContext
     agree: Callable[[str], str] = lambda found: found
+    waits: bool = True
     waited_seconds: float = 0.0
     """Seconds without work so far."""
 
@@ -52,7 +54,8 @@ class FollowedJournal:
 
         Raises:
             ArtifactError: a piece can't be read.
-            TaskError: the task was told to stop; a `LetGoError` after a cut.
+            TaskError: the task was told to stop; a `LetGoError` after a cut, and for a missing piece where none is
+                waited for.
         """
         left, number = len(self.reference.samples) - samples, done
         while left:
@@ -70,6 +73,8 @@ class FollowedJournal:
             if not waiting:
                 waiting = True
                 self.context.emit(Waiting(waiting=True, pieces=done))
+            if not self.waits:
+                raise LetGoError(self.reference.step, reason="awaits_pieces")
             began = monotonic()
             sleep(LOOK_SECONDS)
             self.waited_seconds += monotonic() - began

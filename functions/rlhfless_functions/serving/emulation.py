@@ -209,7 +209,7 @@ class EmulatedLearner(_Emulated):
 
     def _follow(self, request: LearnRequest, folder: str, context: TaskContext) -> tuple[int, float]:
         """Learn from each piece of the journal. Return their tokens, and the seconds without a piece."""
-        journal = FollowedJournal(request.batch, folder, context)
+        journal = FollowedJournal(request.batch, folder, context, waits=request.waits)
         begun, self._begun = self._begun, None
         pieces, samples = begun[1:] if begun is not None and begun[0] == folder else (0, 0)
         tokens = 0

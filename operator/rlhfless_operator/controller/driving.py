@@ -18,12 +18,15 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.platforms.base import StateChange, StateListener
+from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.rehearsal import emulation_of
@@ -96,7 +99,7 @@ async def run_driver(
         pool = context.settings.pools.get(member.pool)
         gpus = AvailableGpus(
             actors,
-            takes_turns=member.sleeps,
+            shared=_shared(member, pool) if member.sleeps and pool is not None else None,
             draining_seconds=context.settings.draining_seconds,
             contention=lambda: context.pools.contention(member),
             gpu=pool.accelerator if pool is not None else None,
@@ -112,6 +115,13 @@ async def run_driver(
             await _report(folder, note)
             raise
     await _report(folder, note)
+
+
+def _shared(member: PoolMember, pool: PoolSettings) -> SharedGpus:
+    """Return the slots that a job has for itself if no other job wants them."""
+    together = pool.gpus_per_group
+    wanted = -(-member.most_at_once // together) * together
+    return SharedGpus(min(wanted, pool.share_of(member.namespace)), member.gpus)
 
 
 def _emulation_of(job: RLHFJob) -> EmulationSettings | None:

@@ -8,6 +8,7 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
 from rlhfless_operator.job.instance_gpus import gpus_of, needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
 
@@ -25,8 +26,8 @@ class GpuAssignment:
     """Names of the GPUs, as in CUDA_VISIBLE_DEVICES."""
     per_instance: Mapping[Stage, int] | None = None
     """GPUs of an instance of each stage; None without GPUs."""
-    takes_turns: bool = False
-    """Whether there are too few GPUs for instances of all stages at once."""
+    shared: SharedGpus | None = None
+    """The GPUs if there are too few for instances of all stages at once, so that these take turns."""
 
 
 def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:
@@ -83,4 +84,5 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
             f" needs {everything} of this machine's {len(gpus)} GPUs; set it to 1 and learning.processes"
             f" to {learning * learners}, or lower generation.instances.max"
         )
-    return GpuAssignment(actors, tuple(gpus), per_instance, takes_turns=everything > len(gpus))
+    shared = SharedGpus(len(gpus), per_instance) if everything > len(gpus) else None
+    return GpuAssignment(actors, tuple(gpus), per_instance, shared)

@@ -132,7 +132,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
                     progress,
                     AvailableGpus(
                         assignment.actors,
-                        takes_turns=assignment.takes_turns,
+                        shared=assignment.shared,
                         shelter=shelter,
                         gpu=products[0] if len(products) == 1 else None,
                     ),
@@ -208,7 +208,7 @@ def _opening_lines(
 
 def _gpu_line(job: RLHFJob, assignment: GpuAssignment) -> str:
     most = assignment.actors.most
-    turns = "; the stages take turns on them" if assignment.takes_turns else ""
+    turns = "; the stages take turns on them" if assignment.shared is not None else ""
     return f"{job.metadata.name}: GPUs {', '.join(assignment.gpus)}, for {most} actors at most{turns}"
 
 

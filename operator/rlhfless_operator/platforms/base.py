@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rlhfless_functions.api import Event, Failed, Preload, RunRequest, Stage
+from rlhfless_functions.api import Event, Failed, LearnRequest, Preload, RunRequest, Stage
 from rlhfless_operator.job.charged import Charged
 
 InstanceState = Literal["starting", "idle", "busy", "switching", "asleep", "draining", "ended"]
@@ -44,6 +44,11 @@ class TaskFailedError(Exception):
 class PlatformUnavailableError(Exception):
     """Something that the functions need is missing now, such as a Service, a permission or a setting of the cluster.
     The message names it with the remedy; a later retry may succeed."""
+
+
+def takes_spare_slots(request: RunRequest) -> bool:
+    """Return whether a task takes only slots that no other task wants, because its batch is not finished."""
+    return isinstance(request, LearnRequest) and request.following is not None and not request.waits
 
 
 class Platform(Protocol):

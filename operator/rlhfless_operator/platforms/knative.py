@@ -18,6 +18,7 @@ from rlhfless_operator.platforms.base import (
     PlatformUnavailableError,
     StateListener,
     TaskFailedError,
+    takes_spare_slots,
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.environments import addressed, needs_server
@@ -206,7 +207,7 @@ class KnativePlatform:
             if turns is None:
                 events = self._send(request, book, scaler)
             else:
-                instance = await turns.acquire(stage)
+                instance = await turns.acquire(stage, spare=takes_spare_slots(request))
                 events = turns.send(instance, request, self._stall_seconds)
             async for event in events:
                 if isinstance(event, Started):

@@ -25,6 +25,7 @@ from rlhfless_operator.training.instances.draft_history import DraftHistory
 from rlhfless_operator.training.instances.gang import GangSize
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.instances.relays import Relays
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
 from rlhfless_operator.training.journal.lease import Lease
 from rlhfless_operator.training.journal.step_journal import StepJournal
@@ -110,8 +111,8 @@ class AvailableGpus:
 
     actors: ActorRange
     """Number of generation instances that a step may use."""
-    takes_turns: bool = False
-    """Whether stages share GPUs that they cannot all have at once."""
+    shared: SharedGpus | None = None
+    """GPUs that stages use in turns, because they cannot all have theirs at once; None if they can."""
     draining_seconds: float = 0.0
     """Seconds that a released instance is charged for until its GPUs are free."""
     contention: Callable[[], Contention] = lambda: ALONE
@@ -152,12 +153,15 @@ def open_run(
 
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
-    sleeps = gpus.takes_turns
-    capacity = Capacity(platform, keep_alive, cost_model.history, sleeps=sleeps, draining_seconds=gpus.draining_seconds)
+    shared, sleeps = gpus.shared, gpus.shared is not None
+    capacity = Capacity(platform, keep_alive, cost_model.history, shared=shared, draining_seconds=gpus.draining_seconds)
     prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
-    requests = RequestBuilder(job, folder, status.uid, sleeps=sleeps, shares_prefixes=lambda: prefixes.able)
+    least: dict[Stage, int] = {"generation": 1, "preparation": job.spec.preparation.instances.min}
+    overlaps = shared is None or shared.has_room("learning", least)
+    requests = RequestBuilder(
+        job, folder, status.uid, sleeps=sleeps, overlaps=overlaps, shares_prefixes=lambda: prefixes.able
+    )
     prompts = Prompts(job.spec, folder)
-    # A learner that waits for groups would hold the GPUs that they need.
     may_hold = job.spec.asynchronous is None and not sleeps and all(kept is None for kept in keep_alive.values())
 
     def holding() -> StagesHolding | None:

@@ -63,6 +63,20 @@ def test_a_learner_keeps_the_slots_that_it_can_have_until_it_has_them_all():
     assert take_turns(waiting, use(TWO_GROUPS, awake=("actor-a",))).granted == {3: "actor-c"}
 
 
+def test_a_task_that_is_content_with_spare_slots_comes_last_and_keeps_none():
+    waiting = [task(1, "learner", place=2, priority=1, spare=True), task(2, "actor-b"), task(3, "actor-c")]
+    assert take_turns(waiting, use(TWO_GROUPS, awake=("actor-a",))).granted == {2: "actor-b", 3: "actor-c"}
+    waiting = [task(1, "learner", spare=True, passed=MOST_PASSED), task(2, "actor-a")]
+    assert take_turns(waiting, use(TWO_GROUPS)).granted == {2: "actor-a"}
+    turns = take_turns(waiting[:1], use(TWO_GROUPS, awake=("actor-a",), idle=["actor-a"]))
+    assert turns.sleeps == ["actor-a"], "one without a task does not want its slot"
+
+
+def test_actors_leave_the_slots_of_their_own_learner_alone_where_they_can():
+    homes = use(TWO_GROUPS, jobs=dict.fromkeys(TWO_GROUPS, "job"))
+    assert take_turns([task(1, "actor-a", "actor-c")], homes).granted == {1: "actor-c"}
+
+
 def test_actors_leave_a_group_to_other_jobs_learners_where_they_can():
     homes = {**TWO_GROUPS, "other": ("c", "d")}
     turns = take_turns([task(1, "actor-b", "actor-d")], use(homes, awake=("actor-c",)))

@@ -71,7 +71,7 @@ def test_learners_of_two_jobs_do_not_meet() -> None:
 
 
 def test_a_learner_is_in_the_group_of_its_own_preparation() -> None:
-    """It never works while that does; that of another job may."""
+    """It seldom works while that does; that of another job may."""
     residents: list[Resident] = []
     for job in ("a", "b"):
         chosen = choose_slots(slots(2, together=2), residents, job, "preparation", 1)
@@ -83,6 +83,12 @@ def test_a_learner_is_in_the_group_of_its_own_preparation() -> None:
         chosen = choose_slots(slots(2, together=2), residents, job, "learning", 2)
         assert chosen == (f"{homes[job]}-0", f"{homes[job]}-1")
         residents.append(Resident(job, "learning", chosen))
+
+
+def test_a_learner_leaves_the_slot_of_its_own_preparation_alone_where_it_can() -> None:
+    residents = [Resident("job", "generation", (slot.name,)) for slot in slots(1, together=3)]
+    residents.append(Resident("job", "preparation", ("s-0-0",)))
+    assert choose_slots(slots(1, together=3), residents, "job", "learning", 2) == ("s-0-1", "s-0-2")
 
 
 def test_what_a_pod_needs_at_once_is_of_one_group() -> None:

@@ -12,6 +12,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.training.instances import capacity as capacity_module
 from rlhfless_operator.training.instances.capacity import Capacity
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 
 PRELOAD = Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=0, uri="m"))
 
@@ -102,7 +103,7 @@ async def test_what_never_came_is_not_kept(make_timeline: MakeTimeline) -> None:
 
 
 async def test_where_instances_without_work_sleep_they_are_kept_for_good(make_timeline: MakeTimeline) -> None:
-    time = make_timeline(sleeps=True)
+    time = make_timeline(shared=SharedGpus(1, {}))
     time.history.add("startup/learning", 4.0)
     for _ in range(3):
         await time.capacity.use("learning", 1)
@@ -245,7 +246,7 @@ async def test_what_others_decide_on_is_kept_until_they_do(make_timeline: MakeTi
     await time.capacity.close()
 
 
-@pytest.mark.parametrize("options", [{"keep_alive": 600.0}, {"sleeps": True}])
+@pytest.mark.parametrize("options", [{"keep_alive": 600.0}, {"shared": SharedGpus(1, {})}])
 async def test_what_the_platform_keeps_or_what_sleeps_is_never_idle(
     options: dict[str, Any], make_timeline: MakeTimeline
 ) -> None:

@@ -18,7 +18,7 @@ from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.instances import gang
 from rlhfless_operator.training.instances.gang import GangBrokenError, GangIncompleteError, GangSize, run_together
-from rlhfless_operator.training.stages import learning
+from rlhfless_operator.training.stages.learner_listener import LearnerListener
 from tests.processes import named
 from tests.training.whole_jobs import MakeJob, final_weights, folder_of, records_of, run_job, status_of
 
@@ -206,7 +206,7 @@ def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
 def killing(monkeypatch: pytest.MonkeyPatch, steps: range) -> dict[int, str]:
     """Kill an instance in the middle of each of some steps; the name of each, by step."""
     killed: dict[int, str] = {}
-    hear = learning._Listener.__call__
+    hear = LearnerListener.__call__
 
     def hear_and_kill(self: Any, event: Event) -> None:
         hear(self, event)
@@ -216,14 +216,14 @@ def killing(monkeypatch: pytest.MonkeyPatch, steps: range) -> dict[int, str]:
             (process,) = named(self._instance)
             os.kill(process.pid, signal.SIGKILL)
 
-    make = learning._Listener.__init__
+    make = LearnerListener.__init__
 
     def note_step(self: Any, journal: Any) -> None:
         make(self, journal)
         self.step = journal.status.step + 1
 
-    monkeypatch.setattr(learning._Listener, "__init__", note_step)
-    monkeypatch.setattr(learning._Listener, "__call__", hear_and_kill)
+    monkeypatch.setattr(LearnerListener, "__init__", note_step)
+    monkeypatch.setattr(LearnerListener, "__call__", hear_and_kill)
     return killed
 
 

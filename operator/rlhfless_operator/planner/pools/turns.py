@@ -26,6 +26,8 @@ class WaitingTask:
     """Place of its stage in the step: higher for stages nearer to the step's end."""
     passed: int = 0
     """Number of later tasks of its priority that went before it."""
+    spare: bool = False
+    """Whether it takes only slots that no other task wants, and keeps none of them until it has all of its own."""
     last: str = ""
     """The instance that did its part before, if that is awake. It may have kept some state, so it comes first."""
 
@@ -73,7 +75,8 @@ def take_turns(tasks: Sequence[WaitingTask], use: SlotUse) -> Turns:
     wait. If each job had the same number of slots, all would end their stages at the same time, and leave slots free at
     the same time. A task that `MOST_PASSED` tasks have passed comes before the others of its priority. A task that
     can't have all of its slots yet keeps those that it can have: else tasks that need fewer would take them for ever.
-    Other tasks go past it.
+    Other tasks go past it. Tasks that are content with spare slots come last: a learner that learns from the groups of
+    an unfinished batch must not stand in the way of those who finish it.
     """
     return _Round(tasks, use).turns()
 
@@ -98,30 +101,31 @@ class _Round:
                 self._give(task, min(able, key=lambda name: (self._rank(task, name), instances.index(name))))
                 continue
             blocked.append(task)
-            if instances:
+            if instances and not task.spare:
                 # It keeps the open slots of the instance that lacks the fewest.
                 nearest = min(instances, key=lambda name: len(set(self._use.homes[name]) - self._open))
                 self._open -= set(self._use.homes[nearest])
         self._turns.lacking = [task.number for task, _ in zip(blocked, self._open, strict=False)]
         return self._turns
 
-    def _key(self, task: WaitingTask) -> tuple[int, bool, int, float, int]:
+    def _key(self, task: WaitingTask) -> tuple[bool, int, bool, int, float, int]:
         if task.passed >= MOST_PASSED:
-            return -task.priority, False, 0, 0.0, task.number
-        return -task.priority, True, -task.place, self._use.used.get(task.job, 0.0), task.number
+            return task.spare, -task.priority, False, 0, 0.0, task.number
+        used = self._use.used.get(task.job, 0.0)
+        return task.spare, -task.priority, True, -task.place, used, task.number
 
-    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, bool, int, int, int]:
+    def _rank(self, task: WaitingTask, name: str) -> tuple[bool, bool, bool, int, int, int, int]:
         """Return the rank of an instance for a task; the lowest is taken.
 
         The task's last instance comes first, then instances that run already, then those that are awake, then those
         that displace the fewest. Of the others, instances come first whose slots have the fewest instances of the job's
         other stages of their size or smaller: these may have a task before this one ends, because preparation works
         while others generate. Then come instances on slots that the fewest larger instances of other jobs could have
-        now; a job's own learner comes after its other stages.
+        now, and then those on slots of the fewest larger ones of its own job: a learner may begin when these are free.
         """
         home = set(self._use.homes[name])
         if not home:
-            return name != task.last, name in self._use.unstarted, name not in self._use.idle, 0, 0, 0
+            return name != task.last, name in self._use.unstarted, name not in self._use.idle, 0, 0, 0, 0
         holders = {self._use.holders[slot] for slot in home} - {None, name}
         neighbours = [other for other, each in self._use.homes.items() if not home.isdisjoint(each)]
         mine = {other for other in neighbours if self._use.jobs.get(other) == task.job} - set(task.instances)
@@ -131,8 +135,8 @@ class _Round:
             for other in neighbours
             if self._use.jobs.get(other) != task.job
         )
-        idle = name in self._use.idle
-        return name != task.last, name in self._use.unstarted, not idle, len(holders), small, large
+        idle, own = name in self._use.idle, len(mine) - small
+        return name != task.last, name in self._use.unstarted, not idle, len(holders), small, large, own
 
     def _give(self, task: WaitingTask, name: str) -> None:
         home = self._use.homes[name]

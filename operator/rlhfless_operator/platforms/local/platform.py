@@ -22,6 +22,7 @@ from rlhfless_operator.platforms.base import (
     StateChange,
     StateListener,
     TaskFailedError,
+    takes_spare_slots,
 )
 from rlhfless_operator.platforms.local.fork_server import ForkServer
 from rlhfless_operator.platforms.local.gpus import GpuAccount
@@ -97,7 +98,7 @@ class LocalPlatform:
     async def run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         """Send a task to a free instance of its stage; see `Platform.run`."""
         while True:
-            process = await self._acquire(request.key.stage, (request.key.step, request.key.part))
+            process = await self._acquire(request)
             try:
                 async with aclosing(self._carry(process, request)) as events:
                     async for event in events:
@@ -154,10 +155,10 @@ class LocalPlatform:
     def _kept(self, stage: Stage) -> list[LocalProcess]:
         return [process for process in self._processes.values() if process.stage == stage and process.kept]
 
-    async def _acquire(self, stage: Stage, part: tuple[int, str]) -> LocalProcess:
+    async def _acquire(self, request: RunRequest) -> LocalProcess:
         turn: asyncio.Future[LocalProcess] = asyncio.get_running_loop().create_future()
-        number = next(self._numbers_of_tasks)
-        self._waiting[number] = UnplacedTask(stage, part, turn)
+        number, part = next(self._numbers_of_tasks), (request.key.step, request.key.part)
+        self._waiting[number] = UnplacedTask(request.key.stage, part, turn, takes_spare_slots(request))
         try:
             self._take_turns()
             process = await turn

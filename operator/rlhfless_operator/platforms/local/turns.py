@@ -22,6 +22,8 @@ class UnplacedTask:
     """Its step and part."""
     turn: asyncio.Future[LocalProcess]
     """Done once its turn has come."""
+    spare: bool = False
+    """Whether it takes only GPUs that no other task wants."""
 
 
 def look(
@@ -53,7 +55,9 @@ def look(
         own = [process for process in processes if process.stage == stage]
         # Tasks take idle instances first.
         room[stage] = most(stage) - sum(process.at_work for process in own)
-        if most(stage) > sum(process.working for process in own):
+        # A learner's state is in its memory.
+        keeps_state = stage == "learning" and any(process.asleep for process in own)
+        if most(stage) > sum(process.working for process in own) and not keeps_state:
             home = gpus.home_of_fresh(stage, idle_names, leaving)
             if home is not None:
                 unstarted[stage] = home
@@ -70,7 +74,7 @@ def look(
         if may_displace and each.stage in unstarted:
             able.append(each.stage)
         last = [process.name for process in idle if (process.stage, process.last_part) == (each.stage, each.part)]
-        tasks.append(WaitingTask(number, _JOB, able, last="".join(last[-1:])))
+        tasks.append(WaitingTask(number, _JOB, able, spare=each.spare, last="".join(last[-1:])))
     homes: dict[str, Sequence[str]] = {**gpus.homes, **unstarted}
     jobs = dict.fromkeys(homes, _JOB)
     return tasks, SlotUse(homes, gpus.holders, jobs, set(idle_names), leaving, unstarted=unstarted)

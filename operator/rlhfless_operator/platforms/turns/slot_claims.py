@@ -120,8 +120,8 @@ def choose_slots(
     """Return the slots of a new pod, all from one group.
 
     Slots with the fewest pods of its own stage come first. Then comes the group with the fewest pods of the same stage
-    of other jobs, because their work comes at the same time. Then come the slots with the fewest pods of other jobs: a
-    job's learner and preparation do not work at the same time and can share a slot.
+    of other jobs, because their work comes at the same time. Then come the slots with the fewest pods of other jobs,
+    and then those with the fewest pods of its own: a learner may work beside preparation and the last actors.
 
     Args:
         slots: existing slots.
@@ -139,11 +139,12 @@ def choose_slots(
     def own(slot: str) -> int:
         return sum(each.job == job and each.stage == stage for each in here[slot])
 
-    def crowd(slot: str) -> tuple[int, int, int, str]:
+    def crowd(slot: str) -> tuple[int, int, int, int, str]:
         same = sum(each.stage == stage for each in here[slot])
-        return own(slot), same, sum(each.job != job for each in here[slot]), slot
+        others = sum(each.job != job for each in here[slot])
+        return own(slot), same, others, len(here[slot]) - others, slot
 
-    def key(group: str) -> tuple[list[int], int, list[tuple[int, int, int, str]]]:
+    def key(group: str) -> tuple[list[int], int, list[tuple[int, int, int, int, str]]]:
         chosen = sorted(map(crowd, choices[group]), reverse=True)
         around = sum(each.stage == stage for name in groups[group] for each in here[name])
         return sorted(map(own, choices[group]), reverse=True), around, chosen

@@ -192,11 +192,12 @@ class SlotPool:
 
     # --- turns ---
 
-    async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: Hope) -> str:
+    async def acquire(self, user: SlotUser, stage: Stage, still_hoped_for: Hope, *, spare: bool = False) -> str:
         """Wait for a pod of a stage to get its turn, and return it. All other pods on its slots are asleep then.
 
         Args:
             still_hoped_for: called about once a second; returns why waiting is pointless.
+            spare: whether the task takes only slots that no other task wants.
 
         Raises:
             InstanceLostError: waiting is pointless.
@@ -205,7 +206,7 @@ class SlotPool:
         part = self._parts().get(user.job)
         priority = part.member.priority if part is not None else 0
         self._waiting[number] = _QueuedTask(
-            user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage))
+            user, stage, WaitingTask(number, user.job, (), priority, STAGES.index(stage), spare=spare)
         )
         self._turns = None
         try:

@@ -83,8 +83,11 @@ class TurnTaking:
         """Return whether the pods of a stage take turns."""
         return stage in self._books
 
-    async def acquire(self, stage: Stage) -> str:
+    async def acquire(self, stage: Stage, *, spare: bool = False) -> str:
         """Wait for a pod to get its turn for a task, and return the pod.
+
+        Args:
+            spare: whether the task takes only slots that no other task wants.
 
         Raises:
             InstanceLostError: no pod will take it.
@@ -103,7 +106,7 @@ class TurnTaking:
                 return f"the {stage} pods don't start: {reason}"
             return None
 
-        return await self._pool.acquire(self, stage, hope)
+        return await self._pool.acquire(self, stage, hope, spare=spare)
 
     async def send(self, pod: str, request: RunRequest, stall_seconds: float) -> AsyncGenerator[Event, None]:
         """Send a task to a pod whose turn it is.

@@ -97,6 +97,7 @@ class CostModel:
         """Least room that the instances of the newest step have reported."""
         self._starting: dict[str, float] = {}
         self._draining: dict[str, float] = {}
+        self._switching: dict[str, float] = {}
 
     # --- planning ---
 
@@ -237,7 +238,9 @@ class CostModel:
         """
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
-        return LearnerPace(0.0 if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
+        # One that never sleeps has no wakes.
+        wake = self.history.mean(_waking("learning"))
+        return LearnerPace(wake if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
         """Return the measurements of some numbers of learning instances."""
@@ -285,11 +288,15 @@ class CostModel:
     # --- learning ---
 
     def instance_changed(self, change: StateChange) -> None:
-        """Learn how long instances take to start and to end."""
+        """Learn how long instances take to start, to wake and to end."""
         if change.state == "starting":
             self._starting[change.instance] = change.at
         elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
             self.history.add(startup(change.stage), change.at - since)
+        if change.state == "switching":
+            self._switching[change.instance] = change.at
+        elif (since := self._switching.pop(change.instance, None)) is not None and change.state == "busy":
+            self.history.add(_waking(change.stage), change.at - since)
         if change.state == "draining":
             self._draining[change.instance] = change.at
         elif (since := self._draining.pop(change.instance, None)) is not None and change.state == "ended":
@@ -379,3 +386,8 @@ class CostModel:
 def startup(stage: Charged) -> str:
     """Return the name of a stage's start-up times in the history."""
     return f"startup/{stage}"
+
+
+def _waking(stage: Stage) -> str:
+    """Return the name of the times in the history in which a stage's instances wake for a task."""
+    return f"waking/{stage}"

@@ -12,6 +12,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.planner.warming import keep_alive, kept_for
 from rlhfless_operator.platforms.base import Platform
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 
 
 @dataclass
@@ -47,7 +48,8 @@ class Capacity:
         keep_alive: of each stage in seconds; None leaves it to the break-even between waiting and starting again.
         history: of earlier steps; added to.
         clock: monotonic seconds.
-        sleeps: whether an idle instance gives its GPUs to others and costs nothing to keep.
+        shared: GPUs that the stages use in turns: an idle instance gives them to others, and costs nothing to keep.
+            None if instances have GPUs of their own.
         draining_seconds: charged to an instance from its release until it is gone, before one of its stage was seen to
             go.
     """
@@ -59,14 +61,15 @@ class Capacity:
         history: History,
         clock: Callable[[], float] = time.monotonic,
         *,
-        sleeps: bool = False,
+        shared: SharedGpus | None = None,
         draining_seconds: float = 0.0,
     ) -> None:
         self._platform = platform
         self._keep_alive = keep_alive
         self.history = history
         self._clock = clock
-        self._sleeps = sleeps
+        self._shared = shared
+        self._sleeps = shared is not None
         self._draining_seconds = draining_seconds
         self._stages = {stage: _Held() for stage in STAGES}
         self._restart_seconds: dict[Stage, float] = {}
@@ -77,6 +80,11 @@ class Capacity:
     def sleeps(self) -> bool:
         """Whether idle instances sleep, and cost nothing to keep."""
         return self._sleeps
+
+    def has_room(self, stage: Stage) -> bool:
+        """Return whether one more instance of a stage has GPUs beside those at work."""
+        working = {each: held.working for each, held in self._stages.items()}
+        return self._shared is None or self._shared.has_room(stage, working)
 
     def switch_cost(self, stage: Stage) -> SwitchCost:
         """Return the cost of letting an instance of a stage go and having one again, as far as it is known."""

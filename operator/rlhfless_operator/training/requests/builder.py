@@ -46,6 +46,7 @@ class RequestBuilder:
         folder: the job's artifacts.
         uid: unique id of the job's incarnation.
         sleeps: whether idle instances give their devices' memory back between tasks.
+        overlaps: whether there are GPUs for a learner while others generate.
         shares_prefixes: returns whether instances are started with the means to share prefixes.
     """
 
@@ -56,12 +57,14 @@ class RequestBuilder:
         uid: str,
         *,
         sleeps: bool = False,
+        overlaps: bool = True,
         shares_prefixes: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spec = job.spec
         self._folder = folder
         self._uid = uid
         self._sleeps = sleeps
+        self._overlaps = overlaps
         self._shares_prefixes = shares_prefixes
         self.algorithm: AlgorithmSettings = job.spec.algorithm.resolved()
         self.passes = Passes(job.spec)
@@ -110,10 +113,9 @@ class RequestBuilder:
     @property
     def learns_in_pieces(self) -> bool:
         """Whether a step's batch is cut into pieces as its groups arrive. Their gradients are accumulated."""
-        in_rounds = bool(self.algorithm.dynamic_sampling_rounds)
-        whole = self.passes.updates_per_step > 1 or self.algorithm.normalizes_batch or in_rounds
-        # If stages take turns, a learner that waits for groups would hold the GPUs that they need.
-        return self._spec.learning.overlap == "auto" and not whole and not self._sleeps
+        algorithm = self.algorithm
+        whole = self.passes.updates_per_step > 1 or algorithm.normalizes_batch or algorithm.dynamic_sampling_rounds
+        return self._spec.learning.overlap == "auto" and not whole and self._overlaps
 
     def data(self, purpose: Purpose) -> DataSettings:
         """Return the dataset of a purpose."""

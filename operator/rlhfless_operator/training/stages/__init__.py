@@ -6,9 +6,9 @@
 - `live_actors`: the actors of an asynchronous job, whose batches go on from rollout to rollout. `live_generation`: the
   part of one rollout.
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
-- `learning`: learn from the batch. `learner_choice`: the number of learners. `arrivals`: the groups that a learner can
-  expect. `piece_journal`: the pieces that it learns from. `mismatch`: the limit on its disagreement with the engine.
-  `damaged_checkpoints`: start from an older one.
+- `learning`: learn from the batch. `learner_listener`: hear a learner. `learner_choice`: the number of learners.
+  `arrivals`: the groups that a learner can expect. `piece_journal`: the pieces that it learns from. `mismatch`: the
+  limit on its disagreement with the engine. `damaged_checkpoints`: start from an older one.
 - `rollout_watch`: forecast its end, and have instances ready for their work and not before. `letting_go`: save the
   state of a learner that would stand idle, and let it go. `taking_up`: load the state of a fresh one beside the end of
   generation. `holding`: keep all instances for a whole step.

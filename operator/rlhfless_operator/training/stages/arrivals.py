@@ -24,12 +24,19 @@ class Arrivals:
         """Instance-seconds of the learner that a second of the step is worth."""
         self._learning = forecast.learning
         self._journal = journal
+        self.folder = journal.folder
+        """Folder of the journal."""
         self._began = time.monotonic()
 
     @property
     def last_seconds(self) -> float:
         """Time at which the last group of all is expected, in seconds into the step."""
-        return max(self._ready.values())
+        return max(self._ready.values(), default=0.0)
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces so far."""
+        return len(self._journal.pieces)
 
     def suffice_in(self, pace: LearnerPace, done: int) -> float:
         """Return the seconds until a learner that has finished so many pieces should be asked for; 0 for now."""

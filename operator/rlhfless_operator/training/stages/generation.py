@@ -143,7 +143,8 @@ class _Stage:
                 self._migration.assigned(actor.name, tokens)
             for actor in self._pool:
                 self._go_on(actor)
-            self._told = len(self._pool)
+            self._told = len(shares)
+            await self._tell_left()
             while self._pool:
                 self._settle(*await self._ended.get())
                 await self._tell_left()

@@ -1,14 +1,16 @@
 """The learning stage: one request, from a batch to the next weights version; it may begin before the batch is there."""
 
 import asyncio
+import math
 import time
 from functools import partial
 from typing import Any, Self
 
-from rlhfless_functions.api import BatchReference, Event, LearnRequest, LearnResult, Learnt, Published, Started, Waiting
+from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult
 from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
-from rlhfless_operator.platforms.base import InstanceLostError, InstanceState, StateChange, TaskFailedError
+from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.records.mismatch import EXPLAINED
 from rlhfless_operator.records.status import LearnersStatus
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
@@ -18,6 +20,7 @@ from rlhfless_operator.training.requests.tasks import RETRY_SECONDS, check_retry
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.arrivals import Arrivals
 from rlhfless_operator.training.stages.damaged_checkpoints import DamagedCheckpoints
+from rlhfless_operator.training.stages.learner_listener import LearnerListener, with_more
 from rlhfless_operator.training.stages.mismatch import explained_by_formats
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.taking_up import TakingUp
@@ -27,7 +30,9 @@ class Learning:
     """The learning of one step, cut if the step fails.
 
     A learner begins with the whole batch, or, when there is enough to learn from, while the batch is still being
-    prepared. If it would wait for longer than it is worth, it is let go and requested again.
+    prepared. If it would wait for longer than it is worth, it is let go and requested again. Where stages take turns,
+    it waits for nothing: it takes GPUs that actors have left and nobody wants, and leaves them once it has learnt from
+    all pieces that there are.
 
     Args:
         run: the job in hand.
@@ -56,7 +61,7 @@ class Learning:
         """Whether a learner was requested."""
         self._attempts = 0
         """Number of attempts so far."""
-        self._listener = _Listener(journal)
+        self._listener = LearnerListener(journal)
         self._damaged = DamagedCheckpoints(run, journal)
         self._arrivals: Arrivals | None = None
         """Groups that a learner follows."""
@@ -69,13 +74,16 @@ class Learning:
 
         Args:
             batch: names its samples.
-            plan: has the forecast of its groups; without one the learner waits for the whole batch.
+            plan: has the forecast of its groups; without one a learner with GPUs of its own waits for the whole batch.
             pieces: the journal that the learner follows.
         """
         groups = plan.planned.groups
+        if groups is None and self._run.capacity.sleeps and self._run.spec.planning.policy == "cost":
+            # Nothing is known of learning. A learner that waits for nothing begins as soon as it can.
+            groups = GroupForecast({}, {}, 0.0)
         if groups is not None:
             self._arrivals = Arrivals(groups, pieces)
-            self._task = asyncio.create_task(self._follow(batch, pieces.folder, self._arrivals))
+            self._task = asyncio.create_task(self._follow(batch, self._arrivals))
 
     def has_work_in(self, left: float) -> float:
         """Return the seconds until a learner that is there has work, if all is prepared in `left`."""
@@ -94,12 +102,18 @@ class Learning:
             StageFailedError: the step can't be taken, for example because its loss is not finite.
         """
         self._run.progress.stage("learning", step=self._step)
+        following = None
         if self._asked:
             self._prepared_at = time.monotonic()
-            return
+            if not self._run.capacity.sleeps or self._listener.works:
+                return
+            # Now its turn comes like that of any other task.
+            assert self._arrivals is not None
+            following = self._arrivals.folder
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.create_task(self._take_step(batch))
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = asyncio.create_task(self._take_step(batch, following=following))
         self._task.add_done_callback(lambda task: self._listener.over())
         await self._listener.heard.wait()
         if self._task.done():
@@ -165,7 +179,7 @@ class Learning:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._run.progress.over("learning", self._step)
-        learned = _with_more(learned, self._run.weights_traffic.take())
+        learned = with_more(learned, self._run.weights_traffic.take())
         self._run.cost_model.learned(learned)
         return learned
 
@@ -182,7 +196,7 @@ class Learning:
         more = run.weights_traffic.take() | self.taking_up.metrics
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
-        learned = _with_more(learned, more)
+        learned = with_more(learned, more)
         size = int(learned.metrics.get("weights/bytes", 0))
         run.weights_traffic.published(learned.weights.version, size, self._listener.place)
         # Unless it is kept, its successor repeats the steps since the newest checkpoint.
@@ -220,33 +234,56 @@ class Learning:
         price, last = arrivals.time_price, arrivals.last_seconds
         return self._run.cost_model.learner_pace(self._steps_again, held=held, time_price=price, last_seconds=last)
 
-    async def _follow(self, batch: BatchReference, folder: str, arrivals: Arrivals) -> LearnResult:
+    async def _follow(self, batch: BatchReference, arrivals: Arrivals) -> LearnResult:
         """Have the batch learnt from as it comes, in as many attempts as are worth it."""
-        run, listener = self._run, self._listener
+        run, listener, capacity = self._run, self._listener, self._run.capacity
         done = 0
         while True:
             # Meanwhile a learner may be let go.
-            while arrivals.suffice_in(pace := self._pace(arrivals, held=run.capacity.holds("learning")), done) > 0:
+            while self._suffice_in(arrivals, pace := self._pace(arrivals, held=capacity.holds("learning")), done) > 0:
                 await asyncio.sleep(LOOK_SECONDS)
-            attempt = asyncio.create_task(self._take_step(batch, following=folder))
+            waits = not capacity.sleeps or self._prepared_at is not None
+            attempt = asyncio.create_task(self._take_step(batch, following=arrivals.folder, waits=waits))
+            keeps = capacity.stays or capacity.sleeps
             try:
-                while not attempt.done() and (run.capacity.stays or not arrivals.are_late(pace, listener.waits_after)):
+                while not attempt.done() and (keeps or not arrivals.are_late(pace, listener.waits_after)):
                     await asyncio.wait([attempt], timeout=LOOK_SECONDS)
                 done = listener.waits_after or done
             finally:
                 attempt.cancel()
                 await asyncio.gather(attempt, return_exceptions=True)
-            if not attempt.cancelled():
+            if not attempt.cancelled() and not _awaits_pieces(attempt.exception()):
                 # It may have ended just when it was to be let go.
                 return attempt.result()
             # Its accumulated gradients stay with its instance. A new one learns from the journal again.
             listener.waits_after = None
             await run.capacity.use("learning", 0)
-            await run.capacity.finish("learning")
+            if not capacity.sleeps:
+                await run.capacity.finish("learning")
 
-    async def _take_step(self, batch: BatchReference, *, following: str | None = None) -> LearnResult:
+    def _suffice_in(self, arrivals: Arrivals, pace: LearnerPace, done: int) -> float:
+        """Return the seconds until a learner that has finished so many pieces should be asked for; 0 for now."""
+        if self._run.capacity.sleeps:
+            if self._prepared_at is not None:
+                return 0.0
+            if arrivals.pieces == done or not self._run.capacity.has_room("learning"):
+                return math.inf
+        return arrivals.suffice_in(pace, done)
+
+    async def _take_step(
+        self, batch: BatchReference, *, following: str | None = None, waits: bool = True
+    ) -> LearnResult:
         """Request the step from the learners. Those that lost their memory repeat the steps since the newest
-        checkpoint."""
+        checkpoint.
+
+        Args:
+            following: the journal of the batch's pieces, if a learner follows it.
+            waits: whether it waits for them.
+
+        Raises:
+            StageFailedError: the step can't be taken.
+            TaskFailedError: a learner that does not wait has learnt from all pieces so far.
+        """
         run, journal, size = self._run, self._journal, self._run.learners
         replay = await asyncio.to_thread(journal.batches_since_checkpoint, batch.step)
         self._asked = True
@@ -260,11 +297,11 @@ class Learning:
                 counts["learning/instances_chosen"] = float(size.chosen)
             self._listener.begins(counts)
             await run.capacity.use("learning", count, run.learner_preload)
-            requests = self._requests(batch, replay, count, following)
+            requests = self._requests(batch, replay, count, following, waits)
             # An earlier one may have been let go after several attempts, and none is to have its name.
             self._attempts += 1
             # The first instance publishes.
-            listeners = [self._listener, *(_Listener(journal) for _ in requests[1:])]
+            listeners = [self._listener, *(LearnerListener(journal) for _ in requests[1:])]
             try:
                 result = await run_together(
                     run.platform,
@@ -275,7 +312,7 @@ class Learning:
                 )
                 size.met(count)
                 await self._damaged.remove()
-                return _with_more(LearnResult.model_validate(result), counts)
+                return with_more(LearnResult.model_validate(result), counts)
             except GangIncompleteError as error:
                 if size.miss(error.there):
                     came = f"{error.there} of {count} learning instances came within learning.gangTimeout"
@@ -284,6 +321,8 @@ class Learning:
                 lost: AttemptError = InstanceLostError(size.absence(error.there, count))
             except GangBrokenError as error:
                 lost = error.error
+                if _awaits_pieces(lost):
+                    raise lost from error
                 if isinstance(lost, TaskFailedError) and lost.reason == "checkpoint_damaged":
                     replay = await self._damaged.go_back(batch.step, lost)
                     continue
@@ -298,7 +337,7 @@ class Learning:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _requests(
-        self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None
+        self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None, waits: bool
     ) -> list[LearnRequest]:
         """Return the request for each of so many learning instances."""
         run, journal, prompts = self._run, self._journal, self._run.prompts
@@ -315,7 +354,7 @@ class Learning:
                 gang=gang,
                 before=self._unpublished,
                 publish_beside=self._beside and gang is None,
-            )
+            ).model_copy(update={"waits": waits})
             for gang in run.requests.gang(batch.step, count)
         ]
 
@@ -338,63 +377,10 @@ class Learning:
         return True
 
 
-class _Listener:
-    """Hears the events of a learner."""
-
-    def __init__(self, journal: StepJournal) -> None:
-        self.heard = asyncio.Event()
-        """Set once it has reported anything."""
-        self.waits_after: int | None = None
-        """Number of pieces that it has finished, while it waits for more."""
-        self.learnt = asyncio.Event()
-        """Set once the step is learnt, or the request has ended."""
-        self.learned: LearnResult | None = None
-        """Result of the step, while the learner publishes it."""
-        self.published = asyncio.Event()
-        """Set once the step before is published, or the request has ended."""
-        self.metrics: dict[str, float] | None = None
-        """Metrics of publishing the step before."""
-        self._counts: dict[str, float] = {}
-        self._ledger = journal.ledger
-        self._instance = ""
-        self.place: list[str] = []
-        """Place of the learner; see `Started.place`."""
-
-    def begins(self, counts: dict[str, float]) -> None:
-        """Begin an attempt.
-
-        Args:
-            counts: metrics of its step.
-        """
-        self.learnt.clear()
-        self.learned, self._counts = None, counts
-
-    def over(self) -> None:
-        """Note that the request has ended."""
-        for each in (self.heard, self.learnt, self.published):
-            each.set()
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Learnt):
-            self.learned = _with_more(LearnResult.model_validate(event.result), self._counts)
-            self.learnt.set()
-        elif isinstance(event, Published):
-            self.metrics = event.metrics
-            self.published.set()
-        elif isinstance(event, Started):
-            self._instance, self.place, self.waits_after = event.instance, event.place, None
-        elif isinstance(event, Waiting):
-            self.waits_after = event.pieces if event.waiting else None
-            # A learner that waits holds its GPU idle, and the ledger must show that.
-            state: InstanceState = "idle" if event.waiting else "busy"
-            self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))
-        self.heard.set()
+def _awaits_pieces(error: BaseException | None) -> bool:
+    return isinstance(error, TaskFailedError) and error.reason == "awaits_pieces"
 
 
 def checkpoint_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
     """Return whether a step's learner writes a checkpoint."""
     return step == total_steps or step % spec.checkpoints.every_steps == 0
-
-
-def _with_more(learned: LearnResult, metrics: dict[str, float]) -> LearnResult:
-    return learned.model_copy(update={"metrics": {**learned.metrics, **metrics}})
