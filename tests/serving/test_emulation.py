@@ -144,6 +144,16 @@ def test_learning_takes_its_time_for_each_piece_and_goes_on_after_it_was_let_go(
     }
 
 
+def test_learning_that_waits_for_nothing_ends_without_a_piece(
+    clock: Clock, emulation: EmulationSettings, tmp_path: Path
+) -> None:
+    batch = BatchReference(step=1, parts=[], samples=[SampleTask(prompt=0, index=0)])
+    request = learn().model_copy(update={"batch": batch, "following": str(tmp_path / "pieces"), "waits": False})
+    with pytest.raises(LetGoError) as caught:
+        EmulatedLearner(emulation).run(request, TaskContext(emit=lambda event: None))
+    assert caught.value.reason == "awaits_pieces"
+
+
 def test_preparation_reads_its_models_before_its_first_task_and_after_each_sleep(
     clock: Clock, emulation: EmulationSettings
 ) -> None:

@@ -361,6 +361,15 @@ def test_a_learner_takes_the_gpus_that_actors_have_left(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_gpus")
+def test_a_learner_that_is_not_kept_between_its_tasks_waits_for_the_whole_batch(tiny_job: MakeJob) -> None:
+    learning = {**OVERLAPPED["learning"], "keepAlive": "0s"}
+    file = tiny_job("ends", **{**IN_TURNS, "learning": learning, "steps": 1})
+    run_job(file)
+    assert journal_of(file, 1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("three_gpus")
 def test_a_learner_in_turns_that_is_killed_in_mid_step_goes_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

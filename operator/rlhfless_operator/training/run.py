@@ -157,7 +157,8 @@ def open_run(
     capacity = Capacity(platform, keep_alive, cost_model.history, shared=shared, draining_seconds=gpus.draining_seconds)
     prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
     least: dict[Stage, int] = {"generation": 1, "preparation": job.spec.preparation.instances.min}
-    overlaps = shared is None or shared.has_room("learning", least)
+    # A learner that is not kept between its tasks would lose what it has accumulated.
+    overlaps = shared is None or (keep_alive["learning"] is None and shared.has_room("learning", least))
     requests = RequestBuilder(
         job, folder, status.uid, sleeps=sleeps, overlaps=overlaps, shares_prefixes=lambda: prefixes.able
     )

@@ -1,0 +1,25 @@
+"""The room on GPUs that stages use in turns."""
+
+import pytest
+
+from rlhfless_functions.api import Stage
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
+
+
+@pytest.mark.parametrize(
+    ("working", "room"),
+    [
+        ({"generation": 4, "preparation": 1}, False),
+        ({"generation": 2, "preparation": 1}, False),
+        ({"generation": 1, "preparation": 1}, True),
+        ({"generation": 2}, True),
+        ({}, True),
+    ],
+)
+def test_a_learner_has_room_once_enough_actors_have_left(working: dict[Stage, int], room: bool) -> None:
+    gpus = SharedGpus(4, {"generation": 1, "preparation": 1, "learning": 2})
+    assert gpus.has_room("learning", working) is room
+
+
+def test_a_stage_without_gpus_always_has_room() -> None:
+    assert SharedGpus(1, {"generation": 1}).has_room("preparation", {"generation": 1})
