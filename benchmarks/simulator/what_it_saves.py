@@ -49,6 +49,7 @@ def parts(seeds: Sequence[int]) -> Iterator[tuple[str, str, Callable[[], Row]]]:
         scenario = on_platform(BEST, platform)
         for words, policy in (
             (f"as it ships, on {platform}", "rlhfless"),
+            (f"with overlap, on {platform}", "rlhfless+overlap"),
             (f"with everything, on {platform}", COMPLETE),
         ):
             yield "best case", words, _against_static(scenario, seeds, policy)

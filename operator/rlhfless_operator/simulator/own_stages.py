@@ -1,8 +1,8 @@
-"""Preparation and learning on instances of their own, each stage after the one before, as the live loop has them."""
+"""Preparation and learning on instances of their own, as the live loop has them."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.overlap import Floats, TrainerPlan, TrainerRun, free_gpus, run_trainer
+from rlhfless_operator.planner.step.pace import LearnerPace
+from rlhfless_operator.simulator.following import follow_apart, follow_on_slots, prepare_in_chunks
 from rlhfless_operator.simulator.scenarios import Scenario
 
 STATE_BYTES = 16
@@ -29,11 +31,13 @@ class OwnStages:
     Args:
         learner_gpus: GPUs of the learner.
         publishes_beside: whether publishing holds up no step. The loop writes the weights to the store first.
+        follows: whether the learner learns from groups while others are generated.
     """
 
     scenario: Scenario
     learner_gpus: int
     publishes_beside: bool = False
+    follows: bool = False
 
     @property
     def _after(self) -> float:
@@ -86,6 +90,7 @@ class OwnStages:
             preparers=tuple(2**power for power in range(most.bit_length())),
             preparer_idle_seconds=scenario.startup_seconds,
             learners=(learner,),
+            follows=self.follows,
             holding=None if stayed is None else self._holding(*stayed),
         )
 
@@ -163,6 +168,51 @@ class OwnStages:
         held = self.learner_gpus * (end - asked + saved) + gpus * (complete - prepared.end)
         moments = (*prepared.asked, *([asked] * self.learner_gpus))
         return TrainerRun(end, self.learner_gpus, held + prepared.gpu_seconds, moments)
+
+    def follow(
+        self,
+        completions: Floats,
+        preparation: Floats,
+        learning: Floats,
+        ends: Sequence[float],
+        preparers: int,
+        *,
+        expected: Floats | None,
+        time_price: float,
+        stays: bool = False,
+    ) -> TrainerRun:
+        """Prepare the groups and learn from each once it is prepared; see `run`.
+
+        Args:
+            expected: [groups] moments at which they were expected to be prepared; None in the first step, in which
+                nothing is known of learning.
+            time_price: GPU-seconds that a second of the step is worth.
+        """
+        scenario, each, gpus = self.scenario, self.scenario.gpus_per_instance, self.learner_gpus
+        free, work, last = free_gpus(ends, scenario.gpus, each), learning / gpus, float(completions.max())
+        # Preparation begins so early that the learner does not wait for it.
+        wake = 0.0 if stays else scenario.startup_seconds
+        begin = max(0.0, last - float(preparation.sum()) / (preparers * each) - wake - float(work.sum()))
+        prepared = prepare_in_chunks(
+            completions, preparation / each, work, preparers, begin=begin, wake_seconds=scenario.startup_seconds
+        )
+        complete, beside = prepared.pieces[-1].ready, preparers * each + gpus
+        together = float(free[beside - 1]) if beside <= len(free) else math.inf
+        together = min(together, max(complete, float(free[gpus - 1])))
+        start, state = scenario.trainer_start_seconds, self._state_seconds
+        latest = complete if expected is None else float(expected.max())
+        pace = LearnerPace(start + state, (start + 2 * state) * (1 + time_price / gpus), latest)
+        if scenario.sleeps:
+            run = follow_on_slots(prepared.pieces, expected, work, pace, gpus, together)
+            run = replace(run, end=run.end + self._after, gpu_seconds=run.gpu_seconds + gpus * self._after)
+        else:
+            assert expected is not None, "whole pods wait for the whole batch in the first step"
+            kept = stays or (together == -math.inf and complete <= start + 2 * state)
+            usable = None if kept else np.full(gpus, together)
+            run = follow_apart(prepared.pieces, expected, pace, gpus, usable, self._after)
+            if not kept:
+                run = replace(run, gpu_seconds=run.gpu_seconds + gpus * state)
+        return replace(run, gpu_seconds=run.gpu_seconds + prepared.held_seconds * each)
 
 
 def learner_sizes(scenario: Scenario) -> list[int]:

@@ -20,7 +20,8 @@ PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "paper-ov
 
 Ability = Literal["holding", "overlap", "publishing"]
 """Abilities that the live loop has or gets. `holding`: GPUs keep both models for whole steps where that is better.
-`overlap`: the learner learns while others decode, on the slots that actors leave. `publishing`: new weights reach
+`overlap`: the learner learns while others decode, on the slots that actors leave or on GPUs of its own, as the live
+loop does with `learning.overlap: auto`. `publishing`: new weights reach
 instances without the store."""
 EVERYTHING = frozenset[Ability](get_args(Ability))
 COMPLETE = "+".join(("rlhfless", *get_args(Ability)))
@@ -77,8 +78,8 @@ class PolicySettings:
     learns_from: float | None = None
     """Part of the groups that is complete when its learner begins; None to follow a forecast."""
     own_stages: bool = False
-    """Whether preparation and learning have instances of their own, each begun after the stage before, as in the live
-    loop. Else they use all free GPUs."""
+    """Whether preparation and learning have instances of their own, as in the live loop: a learner of a fixed size
+    begins after preparation, or follows it if it overlaps. Else they use all free GPUs."""
     publishes_beside: bool = True
     """Whether new weights are broadcast, which holds up the step for `update_seconds` in all. The live loop writes them
     to the store."""
@@ -127,15 +128,15 @@ _OURS: dict[str, Any] = {
 
 def _ours(abilities: Collection[Ability], name: str) -> PolicySettings:
     """Return ours with these abilities."""
-    overlaps = "overlap" in abilities
+    overlaps, holds = "overlap" in abilities, "holding" in abilities
     return PolicySettings(
         name,
         "ours, as the live loop is by default: learnt lengths, the optimal plan, migration where it saves"
         + "".join(f", {each}" for each in sorted(abilities)),
         **_OURS,
-        own_stages=not overlaps,
+        own_stages=not holds,
         publishes_beside="publishing" in abilities,
-        may_hold="holding" in abilities,
+        may_hold=holds,
         overlaps_preparation=overlaps,
         overlaps_learning=overlaps,
     )

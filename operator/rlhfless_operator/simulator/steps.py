@@ -282,9 +282,11 @@ class Run:
         if self._own is not None and not self._holds:
             instances = [each.end for each in generation.held]
             learning, there = work - preparation, self._stayed is not None
-            return self._own.run(
-                completions, preparation, learning, instances, self._preparers, is_there=there, stays=self._stays
-            )
+            given = completions, preparation, learning, instances, self._preparers
+            if self._own.follows and (there or scenario.sleeps):
+                foreseen = np.array([self._foreseen[prompt] for prompt in prompts]) if there else None
+                return self._own.follow(*given, expected=foreseen, time_price=self._price, stays=self._stays)
+            return self._own.run(*given, is_there=there, stays=self._stays)
         every, after = scenario.gpus, generation.seconds
         if self._holds and not settings.holds_everything:
             own = free_gpus([each.end for each in generation.held], self._held_gpus, scenario.gpus_per_instance)
@@ -374,7 +376,8 @@ def own_stages(scenario: Scenario, settings: PolicySettings) -> OwnStages:
     with `rlhfless plan`: those of a step of typical lengths, after one in which the lengths were learnt."""
     trial = replace(scenario, epochs=2, steps_per_epoch=1)
     trace = trial.draw_trace(_TRIAL_SEED)
-    options = [OwnStages(scenario, size, settings.publishes_beside) for size in learner_sizes(scenario)]
+    more = settings.publishes_beside, settings.overlaps_learning
+    options = [OwnStages(scenario, size, *more) for size in learner_sizes(scenario)]
     rows = []
     for own in options:
         run = Run(trial, settings, trace, 0, own)

@@ -1,0 +1,124 @@
+"""Learning from groups while others are generated, as the live loop does it where the job overlaps both."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfless_operator.planner.step.chunks import least_chunk
+from rlhfless_operator.planner.step.overlap import Floats, TrainerRun, queue
+from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Groups that are prepared together and learnt from together."""
+
+    ready: float
+    """Moment at which they are prepared."""
+    seconds: float
+    """Seconds of learning from them."""
+    groups: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The pieces of a step in their order, and the instance-seconds of preparing them."""
+
+    pieces: Sequence[Piece]
+    held_seconds: float
+
+
+def prepare_in_chunks(
+    completions: Floats, preparation: Floats, learning: Floats, instances: int, *, begin: float, wake_seconds: float
+) -> Preparation:
+    """Prepare groups in chunks that become smaller towards the end.
+
+    Args:
+        completions: [groups] moments at which each is generated.
+        preparation: [groups] seconds of one instance.
+        learning: [groups] seconds of the learner.
+        instances: number of instances that prepare.
+        begin: moment from which they may.
+        wake_seconds: an instance that waits for longer than a wake sleeps, and wakes for its next chunk.
+    """
+    order = np.argsort(completions, kind="stable")
+    free = [-math.inf] * instances
+    pieces: list[Piece] = []
+    done, held = 0, 0.0
+    while done < len(order):
+        chosen = order[done : done + least_chunk(len(order) - done, instances)]
+        done += len(chosen)
+        place = int(np.argmin(free))
+        start = max(begin, free[place], float(completions[chosen[-1]]))
+        waits = start - free[place]
+        wake = wake_seconds if waits > wake_seconds else 0.0
+        seconds = float(preparation[chosen].sum())
+        held += seconds + (wake or waits)
+        free[place] = start + wake + seconds
+        pieces.append(Piece(free[place], float(learning[chosen].sum()), chosen.tolist()))
+    return Preparation(sorted(pieces, key=lambda piece: piece.ready), held)
+
+
+def follow_on_slots(
+    pieces: Sequence[Piece], expected: Floats | None, learning: Floats, pace: LearnerPace, gpus: int, free_from: float
+) -> TrainerRun:
+    """Learn from pieces on slots. The learner waits for nothing: it sleeps once it has learnt from all pieces so far.
+
+    Args:
+        pieces: in their order.
+        expected: [groups] moments at which they were expected; None if nothing was known.
+        learning: [groups] seconds of the learner.
+        pace: says when it begins; its start is a wake.
+        gpus: number of GPUs of the learner.
+        free_from: moment at which all of them are free.
+    """
+    complete = pieces[-1].ready
+    held: list[tuple[float, float]] = []
+    now, done = max(0.0, free_from), 0
+    while done < len(pieces):
+        now = max(now, pieces[done].ready)
+        came = [piece for piece in pieces[done:] if piece.ready <= now]
+        coming = [group for piece in pieces[done + len(came) :] for group in piece.groups]
+        backlog = sum(piece.seconds for piece in came)
+        begin = now if expected is None else pace.begins(now, backlog, expected[coming], learning[coming])
+        if begin > now and now < complete:
+            # A group that comes changes the forecast.
+            after = [piece.ready for piece in pieces[done:] if piece.ready > now]
+            now = min([begin, *after[:1]])
+            continue
+        end = now + pace.start_seconds
+        while done < len(pieces) and pieces[done].ready <= end:
+            end += pieces[done].seconds
+            done += 1
+        held.append((now, end))
+        now = end
+    asked, end = held[-1]
+    gpu_seconds = gpus * sum(until - since for since, until in held)
+    return TrainerRun(end, gpus, gpu_seconds, (asked,) * gpus, tuple(held[:-1]) * gpus)
+
+
+def follow_apart(
+    pieces: Sequence[Piece],
+    expected: Floats,
+    pace: LearnerPace,
+    gpus: int,
+    free_from: Floats | None,
+    update_seconds: float,
+) -> TrainerRun:
+    """Learn from pieces on GPUs of the learner's own, on which it may wait.
+
+    Args:
+        expected: [groups] moments at which they were expected.
+        pace: says when it begins, and when it is let go.
+        free_from: [GPUs] moments from which they are free; None if the learner is there all the time.
+        update_seconds: of the optimizer's step and the publication of the weights.
+    """
+    ready = np.array([piece.ready for piece in pieces])
+    seconds = np.array([piece.seconds for piece in pieces])
+    if free_from is None:
+        end = float(queue(ready, seconds).max()) + update_seconds
+        return TrainerRun(end, gpus, gpus * end, (0.0,) * gpus)
+    foreseen = np.array([float(expected[list(piece.groups)].max()) for piece in pieces])
+    return run_paced(ready, foreseen, seconds * gpus, free_from, gpus, pace, update_seconds=update_seconds)
