@@ -53,7 +53,7 @@ from rlhfless_operator.simulator.traces import generate as draw_trace
 from rlhfless_operator.simulator.traces import write_trace
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Weights
+from rlhfless_operator.training.actors.live_actor import Batches, Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -232,7 +232,8 @@ async def with_live_batches(work: Workload, instances: Instances, *, switches: b
             on_event=lambda event: None,
         )
         pending = LiveRollout(work.groups(rollout), outcome := GenerationOutcome(sinks=[]), settings)
-        async with live.generating(pending, work.actors, PROMPTS * SAMPLES // work.actors):
+        samples = PROMPTS * SAMPLES // work.actors
+        async with live.generating(pending, Batches(work.actors, samples, samples)):
             while await pending.complete.get() is not None:
                 pass
         instances.counts["moved"] += outcome.moved

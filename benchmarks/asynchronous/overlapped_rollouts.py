@@ -30,7 +30,7 @@ from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLate
 from rlhfless_operator.planner.latency.measured import MEASURED
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, plan
-from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
+from rlhfless_operator.simulator.asynchronous.shares_job import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds
 from rlhfless_operator.simulator.traces import generate
 from rlhfless_operator.training.actors.generated import CompleteGroup

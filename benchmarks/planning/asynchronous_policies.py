@@ -196,7 +196,7 @@ def study(
             keep()
         elif again:
             systems = {system: SYSTEMS[system] for system in again}
-            fresh = compare(SCENARIOS[name], range(seeds), steps=steps, systems=systems)
+            fresh = compare(SCENARIOS[name], range(seeds), steps=steps, systems=systems, synchronous=SYNCHRONOUS[:1])
             done["asynchronous"][name] = rows_again(done["asynchronous"][name], fresh)
             keep()
         console.print(table(done["asynchronous"][name]))

@@ -123,7 +123,7 @@ class Run:
         from rlhfless_operator.platforms.stream import open_session, run_task
         from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
         from rlhfless_operator.training.actors.generated import GenerationOutcome
-        from rlhfless_operator.training.actors.live_actor import Weights
+        from rlhfless_operator.training.actors.live_actor import Batches, Weights
         from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
         from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
         from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -191,7 +191,7 @@ class Run:
             live = LiveActors(Platform(), queue, weights, PROMPT)  # type: ignore[arg-type]
             pending = LiveRollout(groups, outcome, settings)
             try:
-                async with live.generating(pending, 1, ROWS):
+                async with live.generating(pending, Batches(1, ROWS, ROWS)):
                     while await pending.complete.get() is not None:
                         pass
             finally:

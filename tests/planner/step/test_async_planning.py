@@ -1,4 +1,4 @@
-"""Plans of asynchronous steps: the number of preparation instances matches the plan's own pace."""
+"""Plans of asynchronous steps: on the actors and preparers of the split by rates."""
 
 from dataclasses import replace
 
@@ -7,31 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
-from rlhfless_operator.planner.step.async_planning import AsynchronousPlan, plan_asynchronous_step
+from rlhfless_operator.planner.step.async_planning import Asynchrony, split_step
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.least_period import least_period
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.preparers import matching_preparers
-from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step
+from rlhfless_operator.planner.step.rates import RateSplit
+from rlhfless_operator.planner.step.whole_step import plan_step
 
 PROFILE = InstanceProfile(LinearLatency(0.02, 0.0002, 1e-8, 1e-5), 1, 2**53, 3.0, 1.0)
 LOADS = [SampleLoad(prompt, index, 100, 50.0 + 20 * prompt) for prompt in range(24) for index in range(4)]
 TOKENS = sum(each.prompt_tokens + each.expected_tokens for each in LOADS)
 
 
-def made(token_seconds: float, learning: float, preparers: tuple[int, ...]) -> tuple[AsynchronousPlan, list[Training]]:
-    asked: list[Training] = []
-
-    def plan_with(training: Training) -> StepPlan:
-        asked.append(training)
-        return plan_step(LOADS, PROFILE, Limits(1, 6, None, 64), training, cost_weight=0.5, ready_seconds=1.0)
-
-    training = Training(1, token_seconds, 0.0, 0.0, preparers=preparers, afterwards_seconds=learning)
-    found = plan_asynchronous_step(
-        plan_with, training, tokens=TOKENS, startup_seconds=3.0, learning_seconds=learning, max_staleness=1
-    )
-    return found, asked
+def split_of(training: Training, learning: float, cost_weight: float = 0.5) -> RateSplit:
+    limits, asynchrony = Limits(1, 6, None, 64), Asynchrony(1)
+    return split_step(LOADS, PROFILE, limits, training, asynchrony, learning_seconds=learning, cost_weight=cost_weight)
 
 
 @given(st.floats(1e-5, 0.05), st.floats(1.0, 60.0), st.integers(1, 3), st.integers(0, 6))
@@ -39,22 +31,24 @@ def made(token_seconds: float, learning: float, preparers: tuple[int, ...]) -> t
 def test_preparers_match_the_pace_of_the_other_stages(
     token_seconds: float, learning: float, least: int, more: int
 ) -> None:
-    most = least + more
-    found, asked = made(token_seconds, learning, tuple(dict.fromkeys((least, most))))
-    assert asked[0].preparers == (most,)
-    first = plan_step(LOADS, PROFILE, Limits(1, 6, None, 64), asked[0], cost_weight=0.5, ready_seconds=1.0)
-    pace = least_period([share.expected_seconds - 3.0 for share in first.generation.shares], learning, 1)
-    expected = matching_preparers(token_seconds * TOKENS, generation=pace, learning=learning, least=least, most=most)
+    preparers = tuple(dict.fromkeys((least, least + more)))
+    found = split_of(Training(1, token_seconds, 0.0, 0.0, preparers=preparers, afterwards_seconds=learning), learning)
+    expected = matching_preparers(
+        token_seconds * TOKENS, generation=found.generation, learning=learning, least=least, most=least + more
+    )
     assert found.preparers == expected
-    assert found.step.preparers == expected.instances
-    assert len(asked) == (1 if expected.instances == most else 2)
 
 
-def test_a_single_preparer_needs_one_plan_and_has_that_of_a_synchronous_step() -> None:
-    found, asked = made(1e-3, 10.0, (1,))
-    assert len(asked) == 1
-    alone = plan_step(LOADS, PROFILE, Limits(1, 6, None, 64), asked[0], cost_weight=0.5, ready_seconds=1.0)
-    assert found.step == alone
+def test_all_preparers_begin_where_nothing_is_known_of_preparation() -> None:
+    training = Training(1, 0.0, 0.0, 0.0, preparers=(1, 4), afterwards_seconds=5.0)
+    assert split_of(training, 5.0).preparers.instances == 4
+
+
+def test_learners_are_chosen_with_the_actors_beside_them() -> None:
+    options = [LearnerOption(count, each, 1.0, 0.0) for count, each in ((1, 0.05), (2, 0.03), (4, 0.02))]
+    training = Training(1, 0.0, 0.0, 0.0, preparers=(1,), learners=options, learning_price=100.0)
+    assert split_of(training, 0.0, cost_weight=0.0).learners == 4
+    assert split_of(training, 0.0, cost_weight=1.0).learners == 1
 
 
 @pytest.mark.parametrize(("cost_weight", "fewer"), [(0.0, False), (1.0, True)])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
+from rlhfless_operator.planner.step.async_planning import Asynchrony
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, StepSetting, plan_generation
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
@@ -46,7 +47,8 @@ def test_every_sample_is_in_one_share_and_other_jobs_keep_their_gpus(
     means: list[float], policy: PolicyName, most: int, actors: int | None, max_staleness: int | None
 ) -> None:
     samples = expected(means, runaways=0.3)
-    setting = replace(SETTING, limits=Limits(1, most), contention=Contention(0.3, actors), max_staleness=max_staleness)
+    asynchrony = None if max_staleness is None else Asynchrony(max_staleness)
+    setting = replace(SETTING, limits=Limits(1, most), contention=Contention(0.3, actors), asynchrony=asynchrony)
     made = plan_generation(policy, samples, setting)
     planned = [sample for share in made.generation.shares for sample in share.samples]
     assert sorted((each.prompt, each.index) for each in planned) == [

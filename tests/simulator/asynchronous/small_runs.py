@@ -46,7 +46,8 @@ ROLLOUTS = st.builds(
     stands_for=st.just("any"),
     max_staleness=st.integers(1, 3),
     too_stale=st.sampled_from(("wait", "drop", "downweight")),
-    lives=st.booleans(),
+    new_weights=st.sampled_from(("finish", "switch")),
+    recomputes=st.booleans(),
 )
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.asynchronous.overlapped_rollouts import EmulatedClock, Job
 from rlhfless_operator.planner.groups.group_buffer import TooStale
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Work
+from rlhfless_operator.simulator.asynchronous.job import StageSeconds, Work
+from rlhfless_operator.simulator.asynchronous.shares_job import SharesJob
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares
 from rlhfless_operator.simulator.scenarios import Scenario
@@ -96,7 +97,7 @@ def simulated(
     batches = [[Group(number, 0, 0, (1,) * count) for number, count in sorted(each.items())] for each in numbers]
     plans = TheseShares(rollouts, preparers)
     system = Rollouts("any", "any", most, too_stale)
-    job = AsynchronousJob(system, len(batches[0]), seconds, plans, History(), iter(batches))
+    job = SharesJob(system, len(batches[0]), seconds, plans, History(), iter(batches))
     return job.until(steps)
 
 

@@ -1,7 +1,7 @@
-"""Plans of simulated asynchronous steps: every response once, within the split, and better with what was learnt."""
+"""Splits of simulated asynchronous steps: within the room that there is, and better with what was learnt."""
 
 import itertools
-from collections import Counter
+from dataclasses import replace
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
@@ -12,19 +12,31 @@ from tests.simulator.small_scenario import SMALL
 SYSTEM = Rollouts("any", "any", max_staleness=1)
 
 
-def test_shares_are_all_responses_on_no_more_actors_than_there_are_instances() -> None:
+def test_a_plan_has_all_groups_on_no_more_actors_than_there_are_instances() -> None:
     groups = next(draw_steps(SMALL, SMALL.draw_trace(0), 0))
-    shares = LivePlans(SMALL, SYSTEM, Split(3, 1, 256, preparers=1), History()).plan(groups).shares
-    assert 1 <= len(shares) <= 3
-    ended = Counter(number for share in shares for _, number in share)
-    assert ended == {group.number: len(group.lengths) for group in groups}
+    plan = LivePlans(SMALL, SYSTEM, Split(3, 1, 256, preparers=1), History()).plan(groups)
+    assert 1 <= plan.actors <= 3
+    assert plan.places >= plan.samples >= 1
+    assert sorted(group.number for group in plan.order) == [group.number for group in groups]
 
 
-def test_plans_learn_lengths_from_steps_that_are_complete() -> None:
+def test_groups_that_were_long_before_begin_first() -> None:
     steps = draw_steps(SMALL, SMALL.draw_trace(0), 0)
     plans = LivePlans(SMALL, SYSTEM, Split(3, 1, 256, preparers=1), History())
-    first, second = itertools.islice(steps, 2)
-    unknown = [share[-1][0] for share in plans.plan(first).shares]
-    plans.observe(first)
-    known = [share[-1][0] for share in plans.plan(second).shares]
-    assert sum(known) < sum(unknown), "no default of half the longest response any more"
+    first = list(itertools.islice(steps, SMALL.steps_per_epoch))
+    for groups in first:
+        plans.observe(groups)
+    order = plans.plan(first[0]).order
+    means = [sum(group.lengths) / len(group.lengths) for group in order]
+    assert sum(means[: len(means) // 2]) > sum(means[len(means) // 2 :])
+
+
+def test_a_slower_learner_gets_no_more_actors_beside_it() -> None:
+    fast = replace(SMALL, cost_weight=0.0)
+    groups = next(draw_steps(fast, fast.draw_trace(0), 0))
+    counts = []
+    for learning in (0.01, 1000.0):
+        history = History()
+        history.add("learning", learning)
+        counts.append(LivePlans(fast, SYSTEM, Split(6, 1, 256, preparers=1), history).plan(groups).actors)
+    assert counts[0] > counts[1] == 1

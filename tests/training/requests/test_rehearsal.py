@@ -1,6 +1,7 @@
 """Rehearsals: the whole loop with real processes and streams, on GPUs that are emulated."""
 
 import json
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
+from rlhfless_operator.training.actors.live_actor import Batches
+from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.costs.measured_drafts import measured_drafts
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.journal.async_journal import read_taken
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.rehearsal import emulation_of
 from rlhfless_operator.training.requests.tasks import StageFailedError
+from rlhfless_operator.training.stages.live_actors import LiveActors
 from tests.jobs import document
 from tests.training.whole_jobs import MakeJob, run_job
 
@@ -123,6 +127,32 @@ def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
     assert set(visits.values()) == {EPOCHS}, "no group is lost, and none is learnt from twice"
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["ledger"]["learning"]["busy"] > 0
+
+
+@pytest.mark.slow
+def test_actors_of_an_asynchronous_job_follow_the_rates_of_generation_and_learning(
+    rehearsal_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a learner that turns out to be slow, later rollouts have fewer actors."""
+    asked: list[Batches] = []
+    generating = LiveActors.generating
+
+    def observe(live: LiveActors, rollout: LiveRollout, batches: Batches) -> AbstractAsyncContextManager[None]:
+        asked.append(batches)
+        return generating(live, rollout, batches)
+
+    monkeypatch.setattr(LiveActors, "generating", observe)
+    spec = {
+        "async": {"maxStaleness": 1},
+        "generation": {"instances": {"min": 1, "max": 8}},
+        # Time counts for nearly everything, and actors that bring nothing are not worth their price.
+        "planning": {"policy": "cost", "lambda": 0.02},
+    }
+    assert run_job(rehearsal_job(spec=spec, update="300s"))["phase"] == "Succeeded"
+    counts = [each.actors for each in asked]
+    assert counts[0] > 1, "nothing is known of the learner"
+    assert counts[-1] == 1, "one actor is fast enough beside the learner"
+    assert all(each.places >= each.samples for each in asked)
 
 
 def test_the_plan_knows_the_batch_of_the_engine_as_soon_as_it_has_said_so(

@@ -30,7 +30,7 @@ from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Weights
+from rlhfless_operator.training.actors.live_actor import Batches, Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -179,7 +179,7 @@ def rollout_of(
 
 async def generate(live: LiveActors, rollout: LiveRollout, actors: int = 2, places: int = 8) -> list[CompleteGroup]:
     found = []
-    async with live.generating(rollout, actors, places):
+    async with live.generating(rollout, Batches(actors, places, places)):
         while (group := await rollout.complete.get()) is not None:
             found.append(group)
     if rollout.error is not None:

@@ -3,7 +3,7 @@
 From the top down:
 
 - `generation`: plan the generation of a job's next step, from what the job knows.
-- `async_planning`: plan a step of an asynchronous job.
+- `async_planning`: plan a step of an asynchronous job. `rates` splits its instances by the rates of the stages.
 - `whole_step`: plan generation together with preparation and learning.
 - `forecast`: forecast a division to the end of the step.
 - `planning`: divide samples over instances within a deadline or a budget, or by λ.

@@ -1,51 +1,87 @@
 """The plan of a step of an asynchronous job. Its stages work at the same time, so the plan matches their rates."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.least_period import least_period
-from rlhfless_operator.planner.step.preparers import PreparerChoice, matching_preparers
-from rlhfless_operator.planner.step.whole_step import StepPlan
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.planning import Limits
+from rlhfless_operator.planner.step.rates import Actors, Learners, Preparers, RateSplit, StepWork, split_by_rates
 
 
 @dataclass(frozen=True)
-class AsynchronousPlan:
-    """A step whose stages work beside those of other steps."""
+class Asynchrony:
+    """The way in which an asynchronous job generates ahead of its learner."""
 
-    step: StepPlan
-    preparers: PreparerChoice
+    max_staleness: int
+    """Number of versions that a step's weights may be behind."""
+    renewal_seconds: float = 0.0
+    """Seconds for which an actor stands still for a step's weights."""
+    recomputes: bool = False
+    """Whether the contexts of its batch are then computed anew."""
+    actors: int | None = None
+    """Number of actors at the moment; None before the first plan."""
+    room: float = math.inf
+    """Most instances that all stages may have together, where an instance of another stage counts as its price."""
 
 
-def plan_asynchronous_step(
-    plan_with: Callable[[Training], StepPlan],
+def split_step(
+    loads: Sequence[SampleLoad],
+    instance: InstanceProfile,
+    limits: Limits,
     training: Training,
+    asynchrony: Asynchrony,
     *,
-    tokens: float,
-    startup_seconds: float,
     learning_seconds: float,
-    max_staleness: int,
-) -> AsynchronousPlan:
-    """Plan a step, and choose how many instances prepare its groups.
+    cost_weight: float,
+) -> RateSplit:
+    """Split the instances by the rates of the stages.
 
     Args:
-        plan_with: plans its generation with one number of preparers.
+        loads: samples of a step.
         training: costs of the other stages; its `preparers` are the allowed numbers, rising.
-        tokens: expected tokens of the step, prompts included.
-        startup_seconds: charged to each share of a plan. In the long run instances are kept.
         learning_seconds: learning time of earlier steps; 0 if unknown.
-        max_staleness: number of versions that a step's weights may be behind.
     """
-    least, most = training.preparers[0], training.preparers[-1]
-    step = plan_with(replace(training, preparers=(most,)))
-    shares = [share.expected_seconds - startup_seconds for share in step.generation.shares]
-    choice = matching_preparers(
-        training.token_gpu_seconds * tokens,
-        generation=least_period(shares, learning_seconds, max_staleness),
-        learning=learning_seconds,
-        least=least,
-        most=most,
+    tokens = math.fsum(load.prompt_tokens + load.expected_tokens for load in loads)
+    work, least, most = training.token_gpu_seconds * tokens, training.preparers[0], training.preparers[-1]
+    return split_by_rates(
+        StepWork.of(loads),
+        Actors(
+            instance.latency,
+            limits.min_instances,
+            limits.max_instances,
+            limits.max_batch,
+            limits.kv_tokens,
+            asynchrony.renewal_seconds,
+            asynchrony.recomputes,
+        ),
+        _learners(training, tokens, learning_seconds),
+        Preparers(work, least, most, training.preparation_price),
+        steps_ahead=asynchrony.max_staleness,
+        cost_weight=cost_weight,
+        room=asynchrony.room,
+        now=asynchrony.actors,
     )
-    if choice.instances != most:
-        step = plan_with(replace(training, preparers=(choice.instances,)))
-    return AsynchronousPlan(step, choice)
+
+
+def on_split(split: RateSplit, limits: Limits, training: Training, prompts: int) -> tuple[Limits, Training]:
+    """Return limits and costs with which a step is planned on the actors and preparers of a split.
+
+    Args:
+        prompts: of the step. A plan has no more shares.
+    """
+    actors = min(split.actors, prompts)
+    own = replace(limits, min_instances=actors, max_instances=actors)
+    return own, replace(training, preparers=(split.preparers.instances,))
+
+
+def _learners(training: Training, tokens: float, learning_seconds: float) -> list[Learners]:
+    """Return the numbers of instances that can learn: those of a choice, or as many as learn now."""
+    price = training.learning_price
+    if not training.learners:
+        return [Learners(training.learning_instances, learning_seconds, price)]
+    return [
+        Learners(each.instances, tokens * each.token_seconds + each.rest_seconds, price) for each in training.learners
+    ]

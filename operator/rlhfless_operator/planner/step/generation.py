@@ -13,11 +13,12 @@ from typing import Self
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
-from rlhfless_operator.planner.step.async_planning import plan_asynchronous_step
+from rlhfless_operator.planner.step.async_planning import Asynchrony, on_split, split_step
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.holding import Holding
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, Plan, PolicyName, plan
+from rlhfless_operator.planner.step.rates import RateSplit
 from rlhfless_operator.planner.step.whole_step import StepPlan, plan_step
 
 
@@ -87,8 +88,8 @@ class StepSetting:
     """Learning's seconds in a step, by earlier steps; 0 if unknown."""
     contention: Contention = ALONE
     """Demand of other jobs for the GPUs."""
-    max_staleness: int | None = None
-    """Number of versions that a step's weights may be behind in an asynchronous job; None in a synchronous one."""
+    asynchrony: Asynchrony | None = None
+    """The way in which an asynchronous job generates ahead of its learner; None in a synchronous one."""
     holding: Holding | None = None
     """Costs of keeping an instance and the learner on the same GPUs; None if that is not possible."""
 
@@ -135,6 +136,8 @@ class PlannedStep:
     """Whether the instances of all stages stay for the whole step."""
     holds_reason: str = ""
     """Reason for that; empty if the plan had no choice."""
+    split: RateSplit | None = None
+    """Split of the instances by the rates of the stages; only `cost` makes one, in an asynchronous job."""
 
 
 def plan_generation(policy: PolicyName, samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
@@ -169,33 +172,25 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
     cost_weight = setting.effective_cost_weight
     limits = setting.limits.at_most(setting.contention.actors)
 
-    def plan_with(training: Training) -> StepPlan:
-        return plan_step(
-            samples.loads,
-            instance,
-            limits,
-            training,
-            cost_weight=cost_weight,
-            # Instances that are not warm yet are awaited, but most are warm. All of them load the new weights.
-            ready_seconds=instance.weight_load_seconds,
-            tail_tokens=samples.tail_tokens,
-            runaways=samples.runaways,
-            holding=setting.holding,
-            known=samples.known,
-        )
-
-    if setting.max_staleness is not None:
-        ahead = plan_asynchronous_step(
-            plan_with,
-            training,
-            tokens=samples.tokens,
-            startup_seconds=instance.startup_seconds,
-            learning_seconds=setting.learning_seconds,
-            max_staleness=setting.max_staleness,
-        )
-        step, reason = ahead.step, ahead.preparers.reason
+    split = split_samples(samples, setting) if setting.asynchrony is not None else None
+    if split is not None:
+        limits, training = on_split(split, limits, training, len(samples.runaways))
+    step = plan_step(
+        samples.loads,
+        instance,
+        limits,
+        training,
+        cost_weight=cost_weight,
+        # Instances that are not warm yet are awaited, but most are warm. All of them load the new weights.
+        ready_seconds=instance.weight_load_seconds,
+        tail_tokens=samples.tail_tokens,
+        runaways=samples.runaways,
+        holding=setting.holding,
+        known=samples.known,
+    )
+    if split is not None:
+        reason = split.preparers.reason
     else:
-        step = plan_with(training)
         reason = (
             f"preparation takes {training.token_gpu_seconds * samples.tokens:.3g} instance-seconds a step, and the step"
             f" {step.expected_seconds:.3g} s with {step.preparers} (λ {cost_weight:g})"
@@ -206,12 +201,27 @@ def _plan_whole(samples: ExpectedSamples, setting: StepSetting) -> PlannedStep:
         step.expected_seconds,
         step.time_price,
         step.preparers,
-        reason if len(training.preparers) > 1 else "",
+        reason if len(setting.training.preparers) > 1 else "",
         step.trainer.gpus if training.learners else None,
         _groups(samples, training, step),
         step,
         step.holds,
         _holds_reason(step, cost_weight) if training.holding is not None else "",
+        split,
+    )
+
+
+def split_samples(samples: ExpectedSamples, setting: StepSetting) -> RateSplit:
+    """Split the instances of an asynchronous job by the rates of its stages."""
+    assert setting.asynchrony is not None, "a synchronous job has no split"
+    return split_step(
+        samples.loads,
+        setting.instance,
+        setting.limits.at_most(setting.contention.actors),
+        setting.training,
+        setting.asynchrony,
+        learning_seconds=setting.learning_seconds,
+        cost_weight=setting.effective_cost_weight,
     )
 
 

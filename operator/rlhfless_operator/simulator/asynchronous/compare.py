@@ -129,6 +129,7 @@ def compare(
     seeds: Sequence[int],
     *,
     systems: Mapping[str, System] = SYSTEMS,
+    synchronous: Sequence[str] = SYNCHRONOUS,
     steps: int = 24,
     trace: Trace | RecordedTrace | None = None,
     progress: Progress = lambda name: None,
@@ -139,6 +140,7 @@ def compare(
     steps of the first seed.
 
     Args:
+        synchronous: synchronous policies; the first is static actors.
         steps: number of steps of each run.
         trace: lengths of a real run instead of the scenario's.
 
@@ -158,7 +160,7 @@ def compare(
     traces = {seed: trace or scenario.draw_trace(seed) for seed in seeds}
     rows: list[dict[str, Any]] = []
     first: list[StepResult] = []
-    for policy in SYNCHRONOUS:
+    for policy in synchronous:
         runs = [run_synchronous(scenario, policy, traces[seed], seed, steps) for seed in seeds]
         found = [_synchronous_row(scenario, run, traces[seed], seed) for seed, run in zip(seeds, runs, strict=True)]
         rows.append({"policy": policy, **_means(found)})

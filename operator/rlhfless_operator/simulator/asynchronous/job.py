@@ -1,13 +1,13 @@
-"""Ours in discrete events: rollouts that overlap on the instances, and steps that take the first complete groups.
+"""Ours in discrete events: rollouts that overlap, and steps that take the first complete groups.
 
-The live loop's own code makes the plans and the predictions of lengths, chooses the groups of a step, lets rollouts
-begin, cuts groups into chunks for preparation, gives instances to actors, and keeps the history. Every response ends
-with the weights that began it, and no sample moves between actors.
+The live loop's own code chooses the groups of a step, lets rollouts begin, cuts groups into chunks for preparation, and
+keeps the history. `live_job.py` has the generation of the live loop, `shares_job.py` one for forecasts.
 """
 
 import heapq
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +19,11 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.stage_instances import RolloutPart, StageInstances
 from rlhfless_operator.planner.step.chunks import chunk_size
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
-from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, Step, StepShares
+from rlhfless_operator.simulator.asynchronous.work import Group, Step
 
 
-class Plans(Protocol):
-    """The plans of rollouts."""
-
-    def plan(self, groups: Sequence[Group]) -> StepShares:
-        """Return the plan of the next rollout."""
-        ...
+class Observer(Protocol):
+    """Learns from rollouts."""
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Record that a rollout's groups are complete."""
@@ -83,7 +79,8 @@ class Rollout:
     groups: dict[int, Group]
     version: int
     begin: float
-    generators: RolloutPart
+    generating: int
+    """Number of its actors that have anything left, if it has actors of its own."""
     preparers: RolloutPart
     """Part of the preparation instances. Its actors are the most chunks that are prepared at a time."""
     unfinished: dict[int, int] = field(init=False)
@@ -101,15 +98,15 @@ class Rollout:
         self.unprepared = len(self.groups)
 
 
-class AsynchronousJob:
+class AsynchronousJob(ABC):
     """A job whose groups go to the learner on their own.
 
     Args:
         system: its staleness, and its rule for groups that are too stale.
         size: number of groups that a step learns from.
         seconds: of the stages.
-        plans: divide rollouts.
-        history: times of rollouts and learning; the plans may read it.
+        observer: learns from complete rollouts.
+        history: times of rollouts and learning.
         batches: the groups of each rollout.
         total: number of steps of the job. No more groups begin than they learn from.
     """
@@ -119,14 +116,19 @@ class AsynchronousJob:
         system: Rollouts,
         size: int,
         seconds: StageSeconds,
-        plans: Plans,
+        observer: Observer,
         history: History,
         batches: Iterator[list[Group]],
         *,
         total: float = math.inf,
     ) -> None:
         self._total = total * size
-        self._most_stale, self._seconds, self._plans, self._history = system.max_staleness, seconds, plans, history
+        self._most_stale, self._seconds, self._observer, self._history = (
+            system.max_staleness,
+            seconds,
+            observer,
+            history,
+        )
         self._drawn = itertools.chain.from_iterable(batches)
         self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale)
         self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
@@ -140,13 +142,10 @@ class AsynchronousJob:
         self._begun = 0
         self._admitted = 0
         """The last rollout that may begin."""
-        self._generators: StageInstances[ShareEnds] = StageInstances()
         self._preparers: StageInstances[tuple[int, ...]] = StageInstances()
         """The preparation instances; the groups of chunks wait for one."""
         self._number_of: dict[int, int] = {}
         """Rollout that each group belongs to."""
-        self._idle: list[int] = []
-        """Versions that idle instances have."""
         self._learning = False
         self._taken = 0
         self._written = 0
@@ -169,10 +168,8 @@ class AsynchronousJob:
                 # A step that waits may have let more rollouts begin.
                 self._begin(now)
             now, order, kind, number, groups = heapq.heappop(self._events)
-            if kind == "actor":
-                self._actor_ends(self._rollouts[number])
-            elif kind == "batch":
-                self._batch_event(number, order, now)
+            if kind in ("batch", "actor"):
+                self._generates(number, order, now)
             elif kind == "complete":
                 self._rollouts[number].complete.extend(groups)
             elif kind == "prepared":
@@ -197,19 +194,9 @@ class AsynchronousJob:
         while self._buffer.admits_rollout(self._admitted - self._begun, self._total, self._written, ahead):
             self._admitted += 1
 
+    @abstractmethod
     def _begin(self, now: float) -> None:
-        """Begin rollouts that may begin, while an instance is free that no actor waits for."""
-        while self._begun < self._admitted and (self._generators.has_room or self._begun not in self._rollouts):
-            self._begun += 1
-            groups = {group.number: group for group in self._draw()}
-            plan = self._plans.plan(list(groups.values()))
-            generators = self._generators.begin(self._begun, len(plan.shares))
-            preparers = self._preparers.begin(self._begun, plan.preparers)
-            self._enter(Rollout(self._begun, groups, self._written, now, generators, preparers))
-            for share in plan.shares:
-                self._generators.wait(generators, share)
-            self._deal(now)
-        self._deal(now)
+        """Begin rollouts that may begin and have room, and give samples to instances."""
 
     def _enter(self, rollout: Rollout) -> None:
         number, version = rollout.number, rollout.version
@@ -221,14 +208,22 @@ class AsynchronousJob:
     def _rollout_of(self, group: int) -> Rollout:
         return self._rollouts[self._number_of[group]]
 
-    def _batch_event(self, name: int, number: int, now: float) -> None:
-        """Bring a live batch up to now, of which there is none here."""
+    @abstractmethod
+    def _generates(self, name: int, order: int, now: float) -> None:
+        """Take in that an actor may have ended samples.
 
+        Args:
+            name: that the event was announced with.
+            order: number of the event.
+        """
+
+    @abstractmethod
     def _version_is_there(self, now: float) -> None:
-        """Take a new version up: here an actor keeps the weights that its rollout began with."""
+        """Take a new version up."""
 
+    @abstractmethod
     def _closes(self, now: float) -> None:
-        """Count the work of actors that go on after the last step: here it was counted when they began."""
+        """Count the work of actors that go on after the last step."""
 
     def _draw(self) -> list[Group]:
         """Draw the groups of a rollout: dropped groups, with the lengths that they had, and new ones."""
@@ -236,37 +231,6 @@ class AsynchronousJob:
         self._dropped = [name for name in self._dropped if name not in again]
         groups = [self._names.pop(name)[0] for name in again]
         return groups + list(itertools.islice(self._drawn, others))
-
-    def _deal(self, now: float) -> None:
-        """Give free instances to actors that wait."""
-        while (dealt := self._generators.deal()) is not None:
-            part, share = dealt
-            self._act(self._rollouts[part.step], share, now)
-
-    def _act(self, rollout: Rollout, share: ShareEnds, now: float) -> None:
-        """Let an actor with an instance work until it has nothing left."""
-        if rollout.version in self._idle:
-            self._idle.remove(rollout.version)
-            ready = now
-        else:
-            if self._idle:
-                self._idle.pop()
-            ready = now + self._seconds.weight_load
-        for seconds, number in share:
-            rollout.ends[number] = max(ready + seconds, rollout.ends.get(number, 0.0))
-            rollout.unfinished[number] -= 1
-            if not rollout.unfinished[number]:
-                self._announce(rollout.ends[number], "complete", rollout.number, (number,))
-        end = ready + share[-1][0]
-        self._work.decoding.append((ready, end))
-        self._work.generation.append((now, end))
-        self._announce(end, "actor", rollout.number)
-
-    def _actor_ends(self, rollout: Rollout) -> None:
-        rollout.generators.left -= 1
-        rollout.generators.at_work -= 1
-        self._idle.append(rollout.version)
-        self._forget(rollout)
 
     # --- preparation ---
 
@@ -277,7 +241,7 @@ class AsynchronousJob:
                 groups, rollout.complete = tuple(rollout.complete), deque()
                 self._prepared(rollout, groups, now)
                 continue
-            most, ended = rollout.preparers.actors, not rollout.generators.left
+            most, ended = rollout.preparers.actors, not rollout.generating
             while rollout.preparing < most and rollout.complete:
                 size = chunk_size(len(rollout.complete), rollout.unprepared, most, ended=ended)
                 if not size:
@@ -302,14 +266,18 @@ class AsynchronousJob:
         if groups and not rollout.unprepared:
             self._history.add("rollout", now - rollout.begin)
             self._work.rollouts.append((rollout.begin, now))
-            self._plans.observe(list(rollout.groups.values()))
+            self._observer.observe(list(rollout.groups.values()))
             self._forget(rollout)
 
     def _forget(self, rollout: Rollout) -> None:
-        if not rollout.generators.left and not rollout.unprepared:
+        if not rollout.generating and not rollout.unprepared:
             del self._rollouts[rollout.number]
-            self._generators.end(rollout.generators)
+            self._is_over(rollout)
             self._preparers.end(rollout.preparers)
+
+    @abstractmethod
+    def _is_over(self, rollout: Rollout) -> None:
+        """Take in that a rollout is generated and prepared."""
 
     # --- learning ---
 

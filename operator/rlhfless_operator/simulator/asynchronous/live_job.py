@@ -1,22 +1,25 @@
-"""Ours with batches that live, in discrete events: groups join one by one, and new weights are swapped in flight.
+"""Ours with batches that live, in discrete events: groups join one by one, and batches take new weights.
 
-This is the live loop with `newWeights: switch` (`training/stages/live_actors.py`). The next rollout begins as soon as
-one of its groups has room. Groups wait, those of the earliest rollout first, and each joins the batch with the fewest
-samples. An actor without samples ends once no groups wait.
+This is the live loop (`training/stages/live_actors.py`), and decides by the same code. The next rollout begins as soon
+as one of its groups has room. Groups wait, those of the earliest rollout first, and `planner/moves/live_batches.py`
+says which batch each joins. With `newWeights: switch` all responses go on with new weights as soon as they are there.
+With `finish` a batch has responses of one version; the last ones of a version are gathered, and an empty batch takes
+the newest weights. An actor without samples ends once no groups wait.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.moves.live_batches import Batch, Empty, Give, WaitingGroup, deal
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, Rollout, StageSeconds
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group
-from rlhfless_operator.simulator.instance import Instance
+from rlhfless_operator.simulator.instance import Instance, Response
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Swaps:
 class _Actor:
     instance: Instance
     begin: float
+    version: int
+    """Version of its batch; 0 with `switch`, where all batches have the same."""
     busy: int = 0
     """Unfinished samples."""
     announced: int = -1
@@ -64,79 +69,149 @@ class LiveJob(AsynchronousJob):
         swaps: Swaps,
     ) -> None:
         super().__init__(system, size, seconds, plans, history, batches)
-        self._batches_of = plans
+        self._switches = system.new_weights == "switch"
+        self._plans = plans
         self._profile, self._sequences, self._swaps = profile, sequences, swaps
         self._actors: dict[int, _Actor] = {}
         self._opened = 0
-        self._count = self._places = 1
-        self._waiting: deque[Group] = deque()
-        """Groups that no batch has, those of the earliest rollout first."""
-        self._samples = 0
-        """Number of their samples."""
+        self._count = self._places = self._intended = self._group = 1
+        self._waiting: dict[int, deque[list[Response]]] = {}
+        """By rollout, the responses of groups that no batch has, or of a part of a group."""
+
+    # --- rollouts ---
 
     def _begin(self, now: float) -> None:
         self._deal(now)
-        while self._begun < self._admitted and not self._waiting and self._has_place:
+        while self._begun < self._admitted and not self._waiting and self._has_place():
             self._begun += 1
             groups = {group.number: group for group in self._draw()}
-            plan = self._batches_of.plan_batches(list(groups.values()))
-            largest = max(len(group.lengths) for group in groups.values())
-            self._count, self._places = plan.actors, min(self._sequences, max(plan.places, largest))
+            plan = self._plans.plan(list(groups.values()))
+            self._group = max(len(group.lengths) for group in groups.values())
+            self._count, self._intended = plan.actors, plan.samples
+            self._places = min(self._sequences, max(plan.places, self._group))
             self._opens(groups, plan.preparers, now)
-            self._waiting.extend(plan.order)
-            self._samples += sum(len(group.lengths) for group in plan.order)
+            self._waiting[self._begun] = deque(group.responses() for group in plan.order)
             self._deal(now)
 
     def _opens(self, groups: dict[int, Group], preparers: int, now: float) -> None:
-        generators, prepares = self._generators.begin(self._begun, 1), self._preparers.begin(self._begun, preparers)
-        # Groups belong to batches, and not to actors of their rollout.
-        generators.left = 0
-        self._enter(Rollout(self._begun, groups, self._written, now, generators, prepares))
+        part = self._preparers.begin(self._begun, preparers)
+        self._enter(Rollout(self._begun, groups, self._written, now, 0, part))
 
-    @property
+    def _version_of(self, rollout: int) -> int:
+        return 0 if self._switches else self._rollouts[rollout].version
+
     def _has_place(self) -> bool:
-        return len(self._actors) < self._count or self._least_loaded(1) is not None
+        """Return whether a group of the next rollout would begin at once."""
+        if len(self._actors) < self._count:
+            return True
+        group = WaitingGroup(0 if self._switches else self._written, 1)
+        found = deal(self._seen(list(self._actors.values())), [group], may_open=False, gathers=False)
+        return any(isinstance(command, Give) for command in found)
 
-    def _least_loaded(self, samples: int) -> _Actor | None:
-        able = [each for each in self._actors.values() if each.busy + samples <= self._places or not each.busy]
-        return min(able, key=lambda each: each.busy, default=None)
+    # --- assignment ---
+
+    def _seen(self, actors: list[_Actor]) -> list[Batch]:
+        """Return the batches as far as they matter to who deals."""
+        unfinished = self._samples_waiting() + sum(actor.busy for actor in self._actors.values())
+        room = min(self._places, math.ceil(unfinished / self._count) + self._group)
+        return [Batch(actor.version, actor.busy, max(0, room - actor.busy)) for actor in actors]
+
+    def _samples_waiting(self) -> int:
+        return sum(len(group) for groups in self._waiting.values() for group in groups)
+
+    def _needed(self) -> int:
+        """Return how many actors all unfinished samples need. A batch has one version."""
+        samples: Counter[int] = Counter()
+        for rollout, groups in self._waiting.items():
+            samples[self._version_of(rollout)] += sum(map(len, groups))
+        for actor in self._actors.values():
+            samples[actor.version] += actor.busy
+        return sum(math.ceil(count / self._intended) for count in samples.values())
 
     def _deal(self, now: float) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         touched: set[int] = set()
         while self._waiting:
-            group = self._waiting[0]
-            busy = sum(each.busy for each in self._actors.values())
-            wanted = math.ceil((self._samples + busy) / self._places)
-            actor = self._least_loaded(len(group.lengths))
-            if (actor is None or actor.busy) and len(self._actors) < min(self._count, wanted):
-                actor = self._open(now)
-            if actor is None:
+            missing = min(self._count, self._needed()) - len(self._actors)
+            for _ in range(missing):
+                if self._waiting:
+                    self._open(now, touched)
+            if not self._waiting or not self._give(now, touched):
                 break
-            self._waiting.popleft()
-            self._samples -= len(group.lengths)
-            self._follow(actor, now)
-            actor.instance.add(group.responses())
-            actor.busy += len(group.lengths)
-            touched.add(id(actor))
         for name, actor in list(self._actors.items()):
-            if id(actor) in touched:
+            if name in touched:
                 self._expect(name)
             elif not actor.busy and not self._waiting:
                 self._end(name, now)
 
-    def _open(self, now: float) -> _Actor:
-        ready = now + self._swaps.load_seconds
-        instance = Instance(
-            str(self._opened),
-            self._profile.latency,
-            ready,
-            max_batch=self._sequences,
-            kv_tokens=self._profile.kv_tokens,
+    def _give(self, now: float, touched: set[int]) -> bool:
+        """Deal once. Return whether a batch was emptied, so that there is more to deal."""
+        # Actors that are too many take no more.
+        able = sorted(self._actors, key=lambda name: -self._actors[name].busy)[: self._count]
+        batches = self._seen([self._actors[name] for name in able])
+        groups = self._next_groups(sum(batch.room for batch in batches))
+        commands = deal(
+            batches,
+            [WaitingGroup(self._version_of(rollout), len(group)) for rollout, group in groups],
+            may_open=False,
+            gathers=False,
         )
-        actor = self._actors[self._opened] = _Actor(instance, now)
+        emptied = False
+        for command in commands:
+            name = able[command.batch]
+            if isinstance(command, Empty):
+                self._empty(name, now)
+                emptied = True
+            else:
+                self._join(name, *groups[command.group], now)
+            touched.add(name)
+        return emptied
+
+    def _next_groups(self, room: int) -> list[tuple[int, list[Response]]]:
+        """Return the groups that begin next: of each version as many as could join, and one that could not."""
+        found: list[tuple[int, list[Response]]] = []
+        left: dict[int, int] = {}
+        for rollout in sorted(self._waiting):
+            version = self._version_of(rollout)
+            for group in self._waiting[rollout]:
+                if left.setdefault(version, room) < 0:
+                    break
+                left[version] -= len(group)
+                found.append((rollout, group))
+        return found
+
+    def _join(self, name: int, rollout: int, group: list[Response], now: float) -> None:
+        actor, groups = self._actors[name], self._waiting[rollout]
+        # Groups are told apart by identity: parts of one may wait apart.
+        groups.remove(next(each for each in groups if each is group))
+        if not groups:
+            del self._waiting[rollout]
+        self._follow(actor, now)
+        if actor.version != self._version_of(rollout):
+            actor.version = self._version_of(rollout)
+            actor.instance.pause(self._swaps.pause_seconds)
+        actor.instance.add(group)
+        actor.busy += len(group)
+
+    def _empty(self, name: int, now: float) -> None:
+        """Let all samples of a batch wait again, before all others of their rollouts, each of them alone."""
+        actor = self._actors[name]
+        self._follow(actor, now)
+        for response in actor.instance.remove(set(actor.instance.keys())):
+            self._waiting.setdefault(self._number_of[response.prompt], deque()).appendleft([response])
+        actor.busy = 0
+
+    def _open(self, now: float, touched: set[int]) -> None:
+        """Open an actor, with the group that begins next."""
+        name, ready = self._opened, now + self._swaps.load_seconds
+        instance = Instance(
+            str(name), self._profile.latency, ready, max_batch=self._sequences, kv_tokens=self._profile.kv_tokens
+        )
+        rollout = min(self._waiting)
+        self._actors[name] = _Actor(instance, now, self._version_of(rollout))
         self._opened += 1
-        return actor
+        self._join(name, rollout, self._waiting[rollout][0], now)
+        touched.add(name)
 
     def _end(self, name: int, now: float) -> None:
         actor = self._actors.pop(name)
@@ -144,15 +219,17 @@ class LiveJob(AsynchronousJob):
         begin = min(now, actor.begin + self._swaps.load_seconds)
         self._work.decoding.append((begin, begin + actor.instance.busy))
 
+    # --- batches ---
+
     def _expect(self, name: int) -> None:
         actor = self._actors[name]
         end = actor.instance.next_end()
         if end < math.inf:
             actor.announced = self._announce(end, "batch", name)
 
-    def _batch_event(self, name: int, number: int, now: float) -> None:
+    def _generates(self, name: int, order: int, now: float) -> None:
         actor = self._actors.get(name)
-        if actor is not None and actor.announced == number:
+        if actor is not None and actor.announced == order:
             self._follow(actor, now)
             self._expect(name)
 
@@ -167,7 +244,9 @@ class LiveJob(AsynchronousJob):
                 self._announce(at, "complete", rollout.number, (group,))
 
     def _version_is_there(self, now: float) -> None:
-        """Let all actors go on with the newest weights."""
+        """Let all actors go on with the newest weights, if responses switch."""
+        if not self._switches:
+            return
         for name, actor in self._actors.items():
             self._follow(actor, now)
             actor.instance.pause(self._swaps.pause_seconds, recompute=self._swaps.recomputes)
@@ -177,3 +256,6 @@ class LiveJob(AsynchronousJob):
         for name in list(self._actors):
             self._follow(self._actors[name], now)
             self._end(name, now)
+
+    def _is_over(self, rollout: Rollout) -> None:
+        """Do nothing: actors go on with other rollouts."""

@@ -1,40 +1,24 @@
-"""The plans of an asynchronous job's steps, made as live jobs make them."""
+"""The splits of an asynchronous job's instances, made as live jobs make them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor
+from rlhfless_operator.planner.step.async_planning import Asynchrony
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import (
     ExpectedGroup,
     ExpectedSamples,
-    PlannedStep,
     StepSetting,
-    plan_generation,
+    split_samples,
 )
-from rlhfless_operator.planner.step.planning import Limits, Share, longest_first
+from rlhfless_operator.planner.step.planning import Limits
+from rlhfless_operator.planner.step.rates import RateSplit
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
-from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, share_ends
+from rlhfless_operator.simulator.asynchronous.work import Group
 from rlhfless_operator.simulator.scenarios import Scenario
-
-
-def ends_of_shares(
-    shares: Iterable[Share], groups: Iterable[Group], profile: InstanceProfile, sequences: int
-) -> list[ShareEnds]:
-    """Return the ends of a plan's responses, in the order in which its actors get instances.
-
-    Args:
-        shares: their prompts are the numbers of groups.
-        sequences: most sequences that an instance decodes at a time.
-    """
-    responses = {response.key: response for group in groups for response in group.responses()}
-    return [
-        share_ends((responses[sample.prompt, sample.index] for sample in share.samples), profile, sequences)
-        for share in longest_first(shares)
-    ]
 
 
 @dataclass(frozen=True)
@@ -43,45 +27,45 @@ class LivePlan:
 
     actors: int
     places: int
-    """Samples in the batch of each actor."""
+    """Most samples in the batch of each actor."""
+    samples: int
+    """Samples in it on average."""
     order: Sequence[Group]
     """Groups, those with the longest expected responses first."""
     preparers: int = 1
 
 
 class LivePlans:
-    """The plans of the `cost` policy, by the lengths of earlier steps.
+    """The splits by the rates of the stages, by the lengths of earlier steps.
 
     Args:
         system: its staleness limits how far rollouts go ahead.
         split: its instances are the most of a plan.
         history: times of learning.
+        swap_seconds: seconds for which an actor stands still for newer weights.
     """
 
-    def __init__(self, scenario: Scenario, system: Rollouts, split: Split, history: History) -> None:
+    def __init__(
+        self, scenario: Scenario, system: Rollouts, split: Split, history: History, swap_seconds: float = 0.0
+    ) -> None:
         longest = scenario.lengths.longest
         self._scenario, self._system, self._split, self._history = scenario, system, split, history
         self._profile = scenario.profile()
+        self._swap_seconds = swap_seconds
+        self._actors: int | None = None
+        """Number of actors of the plan before."""
         self._predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
 
-    def plan(self, groups: Sequence[Group]) -> StepShares:
-        """Return the plan of the next step."""
-        made, profile = self._made(groups), self._profile
-        return StepShares(
-            ends_of_shares(made.generation.shares, groups, profile, self._split.sequences), made.preparers
-        )
-
-    def plan_batches(self, groups: Sequence[Group]) -> LivePlan:
-        """Return the plan of the next rollout, if its groups join live batches."""
-        made, longest = self._made(groups), self._scenario.lengths.longest
-        shares = made.generation.shares
-        places = math.ceil(sum(len(share.samples) for share in shares) / len(shares))
+    def plan(self, groups: Sequence[Group]) -> LivePlan:
+        """Return the plan of the next rollout."""
+        split, longest = self._split_of(groups), self._scenario.lengths.longest
+        self._actors = split.actors
         order = sorted(
             groups, key=lambda group: -self._predictor.predict(group.prompt, group.prompt_tokens).outlook(0, longest)[0]
         )
-        return LivePlan(len(shares), places, order, made.preparers)
+        return LivePlan(split.actors, split.places, math.ceil(split.batch), order, split.preparers.instances)
 
-    def _made(self, groups: Sequence[Group]) -> PlannedStep:
+    def _split_of(self, groups: Sequence[Group]) -> RateSplit:
         profile, split = self._profile, self._split
         samples = ExpectedSamples.of(
             (
@@ -101,9 +85,14 @@ class LivePlans:
             self._training(),
             cost_weight=self._scenario.cost_weight,
             learning_seconds=self._history.mean("learning"),
-            max_staleness=self._system.max_staleness,
+            asynchrony=Asynchrony(
+                self._system.max_staleness,
+                self._swap_seconds,
+                self._system.new_weights == "switch" and self._system.recomputes,
+                self._actors,
+            ),
         )
-        return plan_generation("cost", samples, setting)
+        return split_samples(samples, setting)
 
     def _training(self) -> Training:
         profile, split = self._profile, self._split

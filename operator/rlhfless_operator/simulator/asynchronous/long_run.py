@@ -9,8 +9,8 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Share
-from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use
-from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
+from rlhfless_operator.simulator.asynchronous.job import StageSeconds, Use
+from rlhfless_operator.simulator.asynchronous.shares_job import SharesJob, ends_of_shares
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, ShareEnds, StepShares, staleness_of
 
@@ -84,7 +84,7 @@ def long_run(
         update=0.0,
         publishing=publishing,
     )
-    job = AsynchronousJob(
+    job = SharesJob(
         Rollouts("long run", "a job", max_staleness),
         len(groups),
         seconds,

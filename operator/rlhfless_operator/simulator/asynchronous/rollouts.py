@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.bounds import least_held
-from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use, Work
+from rlhfless_operator.simulator.asynchronous.job import StageSeconds, Use, Work
 from rlhfless_operator.simulator.asynchronous.live_job import LiveJob, Swaps
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
@@ -33,22 +33,18 @@ def run_rollouts(
         publishing=scenario.store_seconds(split.learner_gpus),
         prepares=split.preparers > 0,
     )
-    plans = LivePlans(scenario, system, split, history)
-    if system.lives:
-        swaps = Swaps(profile.weight_load_seconds, swap_seconds(scenario))
-        job: AsynchronousJob = LiveJob(
-            system,
-            scenario.prompts_per_step,
-            seconds,
-            plans,
-            history,
-            batches,
-            profile=profile,
-            sequences=split.sequences,
-            swaps=swaps,
-        )
-    else:
-        job = AsynchronousJob(system, scenario.prompts_per_step, seconds, plans, history, batches)
+    plans = LivePlans(scenario, system, split, history, swap_seconds(scenario))
+    job = LiveJob(
+        system,
+        scenario.prompts_per_step,
+        seconds,
+        plans,
+        history,
+        batches,
+        profile=profile,
+        sequences=split.sequences,
+        swaps=Swaps(profile.weight_load_seconds, swap_seconds(scenario), system.recomputes),
+    )
     work = job.until(steps)
     return _outcome(scenario, split, profile, work)
 

@@ -247,7 +247,7 @@ class _Run:
         self._draining = False
         for which, instance in enumerate(self._instances):
             self._follow(which, now)
-            instance.pause(0.0, recompute=True)
+            instance.pause(0.0, recompute=self._system.recomputes)
             instance.now = now + self._load_seconds
             self._weights[which] = len(self._steps)
             self._expect(which)

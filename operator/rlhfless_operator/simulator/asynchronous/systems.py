@@ -17,7 +17,7 @@ class Streaming:
     name: str
     stands_for: str
     new_weights: Literal["switch", "drain", "finish"]
-    """Reaction to a new version. `switch`: all instances stop, load it, compute their contexts again and go on.
+    """Reaction to a new version. `switch`: all instances stop, load it, and go on.
     `drain`: no group begins until all instances have ended their responses; then all load it. `finish`: each instance
     loads it once its own responses have ended. With `switch` and `drain` the learner waits until all have it."""
     ahead: float | None
@@ -29,6 +29,8 @@ class Streaming:
     """Whether a batch begins only when all groups of the one before have ended."""
     oldest_first: bool = False
     """Whether the learner prefers groups of older versions to those that were complete earlier."""
+    recomputes: bool = True
+    """Whether instances compute contexts anew for new weights with `switch`."""
     repack_seconds: float | None = None
     """Seconds after which responses of one version are gathered on fewer instances again; None for never."""
 
@@ -42,8 +44,10 @@ class Rollouts:
     max_staleness: int
     too_stale: TooStale = "wait"
     """Rule for a group that would become too stale."""
-    lives: bool = False
-    """Whether rollouts share batches that live, and swap weights in flight (`newWeights: switch`)."""
+    new_weights: Literal["finish", "switch"] = "finish"
+    """Weights of a response under way: those that began it, or newer ones as soon as they are there."""
+    recomputes: bool = True
+    """Whether contexts are computed anew for newer weights (`kvCache: recompute`)."""
     preparers: int = 64
     """Most instances that only prepare. With 0 the learner's GPUs prepare before they learn."""
 
@@ -89,6 +93,13 @@ SYSTEMS: dict[str, System] = {
             oldest_first=True,
         ),
         Streaming(
+            "skyrl-4",
+            "SkyRL's fully_async with max_staleness_steps 4: admission as AReaL's, and kept keys and values",
+            new_weights="switch",
+            ahead=4,
+            recomputes=False,
+        ),
+        Streaming(
             "laminar",
             "Laminar: a response keeps its version, instances load from relays beside the learner, repack every 5 s",
             new_weights="finish",
@@ -97,14 +108,25 @@ SYSTEMS: dict[str, System] = {
         ),
         Rollouts("rlhfless-async-1", "ours with maxStaleness 1", max_staleness=1),
         Rollouts("rlhfless-async-2", "ours with maxStaleness 2", max_staleness=2),
-        Rollouts("rlhfless-async-1-switch", "ours with maxStaleness 1, newWeights switch", max_staleness=1, lives=True),
-        Rollouts("rlhfless-async-2-switch", "ours with maxStaleness 2, newWeights switch", max_staleness=2, lives=True),
+        Rollouts(
+            "rlhfless-async-1-switch",
+            "ours with maxStaleness 1, newWeights switch",
+            max_staleness=1,
+            new_weights="switch",
+        ),
         Rollouts(
             "rlhfless-async-1-switch-downweight",
-            "ours with maxStaleness 1, newWeights switch and tooStale downweight",
+            "the same with tooStale downweight",
             max_staleness=1,
             too_stale="downweight",
-            lives=True,
+            new_weights="switch",
+        ),
+        Rollouts(
+            "rlhfless-async-2-switch-downweight",
+            "the same with maxStaleness 2",
+            max_staleness=2,
+            too_stale="downweight",
+            new_weights="switch",
         ),
         Rollouts(
             "rlhfless-async-2-downweight",
@@ -116,17 +138,12 @@ SYSTEMS: dict[str, System] = {
             "rlhfless-async-2-one-preparer",
             "the same with preparation.instances left out: one instance prepares for all rollouts",
             max_staleness=2,
+            too_stale="downweight",
             preparers=1,
-        ),
-        Rollouts(
-            "rlhfless-async-2-learner-prepares",
-            "not in the live loop: the same, with preparation on the learner's GPUs",
-            max_staleness=2,
-            preparers=0,
         ),
     )
 }
-"""Systems by name. All are as the systems do it, except the last: there, our learner's GPUs prepare."""
+"""Systems by name."""
 
 
 @dataclass(frozen=True)

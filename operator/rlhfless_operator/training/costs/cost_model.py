@@ -27,8 +27,10 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.generation_plan import (
+    SWITCH,
     WEIGHTS,
     GenerationPlan,
+    asynchrony_of,
     in_tasks,
     limits_of,
     setting_of,
@@ -95,6 +97,8 @@ class CostModel:
         self.history = History()
         self.room: EngineRoom | None = None
         """Least room that the instances of the newest step have reported."""
+        self._split_actors: int | None = None
+        """Number of actors of the newest split of an asynchronous job."""
         self._starting: dict[str, float] = {}
         self._draining: dict[str, float] = {}
         self._switching: dict[str, float] = {}
@@ -151,8 +155,12 @@ class CostModel:
         training = training_of(
             *(spec, self.history, learners), follows=follows, learning_instances=learning_instances, holding=holding
         )
-        setting = setting_of(spec, limits, self.latency, training, self.history, contention)
+        # An evaluation is not generated ahead.
+        ahead = asynchrony_of(spec, self.history, self._split_actors) if known else None
+        setting = setting_of(spec, limits, self.latency, training, self.history, contention, ahead)
         planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
+        if planned.split is not None:
+            self._split_actors = planned.split.actors
         return in_tasks(planned, estimates, contention)
 
     def _predict_unknown(self, prompt: int, prompt_tokens: int) -> LengthEstimate:
@@ -309,6 +317,8 @@ class CostModel:
         self.room = generation.room or self.room
         if generation.weights_seconds > 0:
             self.history.add(WEIGHTS, generation.weights_seconds)
+        if generation.switch_pauses:
+            self.history.add(SWITCH, fmean(generation.switch_pauses))
         observe(self.calibration, generation, prompt_tokens)
         counts = generation.decoding
         if counts["looked_up"]:

@@ -11,6 +11,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile, Latency
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
+from rlhfless_operator.planner.step.async_planning import Asynchrony
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
@@ -20,6 +21,8 @@ from rlhfless_operator.training.instances.away import AWAY_TOKEN
 
 WEIGHTS = "weights"
 """The history's name for how long engines take until they have a step's weights."""
+SWITCH = "switch"
+"""The history's name for how long actors stand still for weights that are swapped in flight."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,28 @@ def training_of(
     )
 
 
+def asynchrony_of(spec: RLHFJobSpec, history: History, actors: int | None) -> Asynchrony | None:
+    """Return how a job generates ahead of its learner; None if it does not.
+
+    Args:
+        actors: number of actors of the plan before.
+    """
+    ahead = spec.asynchronous
+    if ahead is None:
+        return None
+    recomputes = ahead.new_weights == "switch" and ahead.kv_cache == "recompute"
+    pause = history.mean(SWITCH, history.mean(WEIGHTS))
+    return Asynchrony(ahead.max_staleness, pause, recomputes, actors)
+
+
 def setting_of(
-    spec: RLHFJobSpec, limits: Limits, latency: Latency, training: Training, history: History, contention: Contention
+    spec: RLHFJobSpec,
+    limits: Limits,
+    latency: Latency,
+    training: Training,
+    history: History,
+    contention: Contention,
+    asynchrony: Asynchrony | None,
 ) -> StepSetting:
     """Return what a step's plan rests on besides its samples."""
     return StepSetting(
@@ -131,7 +154,7 @@ def setting_of(
         cost_weight=spec.planning.cost_weight,
         learning_seconds=history.mean("learning"),
         contention=contention,
-        max_staleness=None if spec.asynchronous is None else spec.asynchronous.max_staleness,
+        asynchrony=asynchrony,
     )
 
 

@@ -39,7 +39,7 @@ from rlhfless_operator.planner.moves.live_batches import Empty, Give, WaitingGro
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_pool import key_of
-from rlhfless_operator.training.actors.live_actor import LiveActor, Share, Weights
+from rlhfless_operator.training.actors.live_actor import Batches, LiveActor, Share, Weights
 from rlhfless_operator.training.actors.live_measurements import LiveMeasurements
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -76,6 +76,7 @@ class LiveActors:
         self._is_last = is_last
         self._count = 1
         self._places = 1
+        self._samples = self._group = 1
         self._rollouts: list[LiveRollout] = []
         self._newest = 0
         """Number of the newest rollout that has begun."""
@@ -89,14 +90,15 @@ class LiveActors:
     # --- rollouts ---
 
     @asynccontextmanager
-    async def generating(self, rollout: LiveRollout, actors: int, places: int) -> AsyncIterator[None]:
+    async def generating(self, rollout: LiveRollout, batches: Batches) -> AsyncIterator[None]:
         """Generate a rollout until this is left. Its outcome then has what was measured meanwhile.
 
         Args:
-            actors: number of actors from now on.
-            places: samples in the batch of each from now on.
+            batches: the actors from now on.
         """
-        self._count, self._places = actors, max(places, *(len(group) for group in rollout.waiting), 1)
+        self._count, self._samples = batches.actors, batches.samples
+        self._group = max(self._group, *map(len, rollout.waiting), 1)
+        self._places = max(batches.places, self._group)
         self._rollouts.append(rollout)
         self._newest = max(self._newest, rollout.settings.step)
         self._coming.discard(rollout.settings.step)
@@ -151,13 +153,20 @@ class LiveActors:
         return sum(len(group) for rollout in self._rollouts for group in rollout.waiting)
 
     @property
+    def _room(self) -> int:
+        """Samples that a batch may have now: an even part of all, and a group more, so that one always finds room."""
+        unfinished = self._waiting + sum(actor.load for actor in self._actors)
+        return min(self._places, math.ceil(unfinished / self._count) + self._group)
+
+    @property
     def _next(self) -> LiveRollout | None:
         """The rollout whose group begins next; None if none waits."""
         return next((rollout for rollout in self._rollouts if rollout.waiting), None)
 
     def _has_place(self, weights: WeightsReference) -> bool:
         """Return whether a group with these weights would begin at once."""
-        batches, group = [actor.batch(self._places) for actor in self._able], WaitingGroup(weights.version, 1)
+        room, group = self._room, WaitingGroup(weights.version, 1)
+        batches = [actor.batch(room) for actor in self._able]
         return len(self._actors) < self._count or any(
             isinstance(command, Give) for command in deal(batches, [group], may_open=False, gathers=False)
         )
@@ -174,11 +183,11 @@ class LiveActors:
     def _deal(self) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         self._yield_to_others()
-        able = self._able
+        able, room = self._able, self._room
         groups = [(rollout, group) for rollout in self._rollouts for group in rollout.waiting]
         missing = min(self._count, self._needed()) - len(self._actors)
         commands = deal(
-            [actor.batch(self._places) for actor in able],
+            [actor.batch(room) for actor in able],
             [WaitingGroup(rollout.weights.version, len(group)) for rollout, group in groups],
             may_open=missing > 0 or any(actor.started is None for actor in self._actors),
             gathers=not self._coming and self._is_last(),
@@ -208,7 +217,7 @@ class LiveActors:
             samples[rollout.weights.version] += sum(map(len, rollout.waiting))
         for share in (share for actor in self._actors for share in actor.shares.values()):
             samples[share.rollout.weights.version] += len(share.samples)
-        return sum(math.ceil(count / self._places) for count in samples.values())
+        return sum(math.ceil(count / self._samples) for count in samples.values())
 
     def _yield_to_others(self) -> None:
         """Let no more samples join actors that are too many, or whose instances others wait for."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Weights
+from rlhfless_operator.training.actors.live_actor import Batches, Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
@@ -71,11 +71,20 @@ async def generate_live(
         on_event=on_event,
     )
     rollout = LiveRollout(_groups(run, plan), outcome, settings)
-    async with live.generating(rollout, len(plan.shares), math.ceil(sum(map(len, plan.shares)) / len(plan.shares))):
+    async with live.generating(rollout, _batches(plan)):
         while (group := await rollout.complete.get()) is not None:
             yield group
     if rollout.error is not None:
         raise rollout.error
+
+
+def _batches(plan: GenerationPlan) -> Batches:
+    """Return the number of actors and their batches: those of the split, or an even part of the plan's samples."""
+    split = plan.planned.split
+    if split is not None:
+        return Batches(split.actors, split.places, max(1, math.ceil(split.batch)))
+    even = math.ceil(sum(map(len, plan.shares)) / len(plan.shares))
+    return Batches(len(plan.shares), even, even)
 
 
 def _groups(run: TrainingRun, plan: GenerationPlan) -> list[list[SampleTask]]:

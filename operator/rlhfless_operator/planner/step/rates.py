@@ -1,0 +1,242 @@
+"""The split of instances in an asynchronous job, by the rates at which its stages work. Pure.
+
+Generation and learning go on at the same time, so the slower one sets the pace. The rate of generation depends on how
+many samples are decoded at a time, and staleness bounds that. Let a step have B groups, and let generation be at most
+S steps ahead. When the learner is at work, at most S · B groups wait or are under way; when it is not, (S + 1) · B. On
+average half a step's groups are complete and wait for the others. So in a period P, in which learning takes l,
+
+    G = B · (S + 1/2 − l / P)
+
+groups are generated at a time. Of a group, (sum of its lengths) / (its longest) samples are decoded on average. That
+makes n samples on A actors. A pass with n / A samples takes τ seconds, and a step has W tokens. So generation allows
+
+    P = W · τ(n / A) / n
+
+and besides it pays for prompts and for new weights. G rises with P, and this P falls as n rises, so there is one
+solution. More actors have smaller batches, whose passes are shorter but cost more for each token.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from rlhfless_operator.planner.latency.linear import Latency
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.preparers import PreparerChoice, matching_preparers
+
+STAYS = 0.05
+"""Smallest gain in time or in cost, as a share, for which the number of actors changes. Measured rates vary."""
+_BISECTIONS = 32
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of generating a step's groups."""
+
+    groups: int
+    tokens: float
+    """Tokens of all responses."""
+    prompt_tokens: float
+    """Tokens of all prompts, each once."""
+    running: float
+    """Samples of a group that are decoded at a time, on average until its longest response ends."""
+    context: float
+    """Mean tokens in the context of a sample, over all passes."""
+    group_samples: int
+    """Most samples of a group."""
+
+    @classmethod
+    def of(cls, loads: Sequence[SampleLoad]) -> Self:
+        """Return the work of these samples."""
+        prompts, numbers = np.unique([load.prompt for load in loads], return_inverse=True)
+        lengths = np.array([max(1.0, load.expected_tokens) for load in loads])
+        contexts = np.array([float(load.prompt_tokens) for load in loads])
+        longest, first = np.zeros(len(prompts)), np.zeros(len(prompts))
+        np.maximum.at(longest, numbers, lengths)
+        np.maximum.at(first, numbers, contexts)
+        tokens = float(lengths.sum())
+        return cls(
+            groups=len(prompts),
+            tokens=tokens,
+            prompt_tokens=float(first.sum()),
+            running=tokens / float(longest.sum()),
+            context=float((lengths * (contexts + lengths / 2)).sum()) / tokens,
+            group_samples=int(np.bincount(numbers).max()),
+        )
+
+
+@dataclass(frozen=True)
+class Actors:
+    """The instances that generate."""
+
+    latency: Latency
+    least: int
+    most: int
+    sequences: int | None = None
+    """Most samples in the batch of one; None if unknown."""
+    kv_tokens: int | None = None
+    """Most tokens in the KV cache of one; None if unknown."""
+    renewal_seconds: float = 0.0
+    """Seconds for which each stands still for a step's weights."""
+    recomputes: bool = False
+    """Whether it then computes the contexts of its batch anew."""
+
+
+@dataclass(frozen=True)
+class Learners:
+    """A number of instances that learn."""
+
+    instances: int
+    seconds: float
+    """Seconds of a step's learning until its weights are there; 0 if unknown."""
+    price: float = 1.0
+    """Price of an instance in instances that generate."""
+
+
+@dataclass(frozen=True)
+class Preparers:
+    """The instances that prepare."""
+
+    work: float = 0.0
+    """Instance-seconds of a step; 0 if unknown."""
+    least: int = 1
+    most: int = 1
+    price: float = 1.0
+    """Price of an instance in instances that generate."""
+
+
+@dataclass(frozen=True)
+class RateSplit:
+    """Numbers of instances, and the pace that they allow."""
+
+    actors: int
+    places: int
+    """Most samples in the batch of an actor."""
+    batch: float
+    """Samples in it on average."""
+    preparers: PreparerChoice
+    learners: int
+    seconds: float
+    """Seconds between two steps."""
+    cost: float
+    """Instance-seconds of a step, in those of instances that generate."""
+    generation: float
+    """Least seconds between two steps that generation allows."""
+    held: float
+    """Instances of all stages together, in those that generate."""
+
+
+def split_by_rates(
+    work: StepWork,
+    actors: Actors,
+    learners: Sequence[Learners],
+    preparers: Preparers,
+    *,
+    steps_ahead: int,
+    cost_weight: float,
+    room: float = math.inf,
+    now: int | None = None,
+) -> RateSplit:
+    """Return the split with the least (1 − λ) · time / least time + λ · cost / least cost of a step.
+
+    Args:
+        learners: the numbers that can learn.
+        steps_ahead: steps that generation may be ahead of the learner.
+        cost_weight: λ of the job: 0 takes the fastest split, 1 the cheapest.
+        room: most instances that all stages may have together, where an instance of another stage counts as its price.
+        now: number of actors at the moment. They stay unless others are better by `STAYS`.
+    """
+    most = max(actors.least, min(actors.most, work.groups * work.group_samples))
+    found = [
+        _split(work, actors, count, each, preparers, steps_ahead)
+        for each in learners
+        for count in range(actors.least, most + 1)
+    ]
+    fitting = [each for each in found if each.held <= room * (1 + 1e-9)]
+    # Too little room for any split leaves the smallest.
+    found = fitting or [min(found, key=lambda each: each.held)]
+    fastest, cheapest = min(each.seconds for each in found), min(each.cost for each in found)
+
+    def weighed(split: RateSplit) -> float:
+        return (1 - cost_weight) * split.seconds / fastest + cost_weight * split.cost / cheapest
+
+    # Of equal splits, the one with the fewest actors.
+    best = min(found, key=lambda each: (round(weighed(each), 9), each.actors, each.learners))
+    staying = [each for each in found if each.actors == now and each.learners == best.learners]
+    if staying and _hardly_worse(staying[0], best):
+        return staying[0]
+    return best
+
+
+def _hardly_worse(split: RateSplit, best: RateSplit) -> bool:
+    return split.seconds <= best.seconds * (1 + STAYS) and split.cost <= best.cost * (1 + STAYS)
+
+
+def _split(
+    work: StepWork, actors: Actors, count: int, learners: Learners, preparers: Preparers, steps_ahead: int
+) -> RateSplit:
+    places = _places(work, actors, count, steps_ahead)
+
+    def batch(period: float) -> float:
+        groups = work.groups * (steps_ahead + 0.5 - min(1.0, learners.seconds / period))
+        return max(1 / count, min(float(places), groups * work.running / count))
+
+    def least(period: float) -> float:
+        samples = batch(period)
+        line = actors.latency.at(samples, work.context)
+        passes = line.step_seconds + samples * (line.sequence_seconds + line.context_seconds * work.context)
+        decoding = work.tokens * passes / (samples * count)
+        anew = samples * work.context if actors.recomputes else 0.0
+        prefill = actors.latency.prefill_token_seconds * (work.prompt_tokens / count + anew)
+        return decoding + prefill + actors.renewal_seconds
+
+    generation = _fixed_point(least)
+    prepare = _preparers(preparers, generation, learners.seconds)
+    seconds = max(generation, learners.seconds, preparers.work / prepare.instances)
+    held = count + prepare.instances * preparers.price + learners.instances * learners.price
+    return RateSplit(
+        count,
+        places,
+        batch(seconds),
+        prepare,
+        learners.instances,
+        seconds,
+        cost=seconds * held,
+        generation=generation,
+        held=held,
+    )
+
+
+def _preparers(preparers: Preparers, generation: float, learning: float) -> PreparerChoice:
+    """Return the fewest preparers that hold nothing up."""
+    if not preparers.work:
+        # One rollout after the other would wait for too few.
+        return PreparerChoice(preparers.most, "what preparation takes is not measured yet")
+    return matching_preparers(
+        preparers.work, generation=generation, learning=learning, least=preparers.least, most=preparers.most
+    )
+
+
+def _places(work: StepWork, actors: Actors, count: int, steps_ahead: int) -> int:
+    """Return the room in each batch: for all groups that may be under way, as far as an engine has it."""
+    places = math.ceil((steps_ahead + 1) * work.groups * work.group_samples / count)
+    if actors.sequences is not None:
+        places = min(places, actors.sequences)
+    if actors.kv_tokens is not None:
+        places = min(places, int(actors.kv_tokens / work.context))
+    return max(1, places)
+
+
+def _fixed_point(least: Callable[[float], float]) -> float:
+    """Return the period that generation allows if it is the period of the job."""
+    high = 1.0
+    while least(high) > high:
+        high *= 2
+    low = high / 2 if high > 1 else 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if least(middle) > middle else (low, middle)
+    return high

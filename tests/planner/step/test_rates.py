@@ -1,0 +1,172 @@
+"""Splits by rates: within every limit, steady, and no worse than any other split of the same instances."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.rates import (
+    STAYS,
+    Actors,
+    Learners,
+    Preparers,
+    RateSplit,
+    StepWork,
+    split_by_rates,
+)
+
+LATENCY = LinearLatency(0.006, 6e-6, 1.6e-8, 2e-5)
+WORK = StepWork.of(
+    [SampleLoad(prompt, index, 200, 500.0 + 900 * index + 20 * prompt) for prompt in range(64) for index in range(8)]
+)
+ACTORS = Actors(LATENCY, 1, 24, 256, 1_000_000)
+
+WORKS = st.builds(
+    lambda prompts, samples, tokens, spread: StepWork.of(
+        [
+            SampleLoad(prompt, index, 100, tokens * (1 + spread * index))
+            for prompt in range(prompts)
+            for index in range(samples)
+        ]
+    ),
+    st.integers(1, 24),
+    st.integers(1, 8),
+    st.floats(1, 4000),
+    st.floats(0, 3),
+)
+LEARNERS = st.builds(Learners, st.integers(1, 16), st.floats(0, 500), st.floats(0.2, 4))
+PREPARERS = st.builds(
+    lambda work, least, more, price: Preparers(work, least, least + more, price),
+    st.floats(0, 500),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.floats(0.2, 2),
+)
+
+
+def split(learning: float = 60.0, *, weight: float = 0.5, ahead: int = 1, now: int | None = None) -> RateSplit:
+    return split_by_rates(
+        WORK, ACTORS, [Learners(12, learning)], Preparers(), steps_ahead=ahead, cost_weight=weight, now=now
+    )
+
+
+@given(
+    work=WORKS,
+    least=st.integers(1, 3),
+    more=st.integers(0, 12),
+    sequences=st.none() | st.integers(1, 256),
+    learners=st.lists(LEARNERS, min_size=1, max_size=3),
+    preparers=PREPARERS,
+    ahead=st.integers(1, 4),
+    weight=st.floats(0, 1),
+    recomputes=st.booleans(),
+    now=st.none() | st.integers(1, 15),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_split_keeps_to_all_limits_and_is_no_faster_than_any_stage(
+    work: StepWork,
+    least: int,
+    more: int,
+    sequences: int | None,
+    learners: list[Learners],
+    preparers: Preparers,
+    ahead: int,
+    weight: float,
+    recomputes: bool,
+    now: int | None,
+) -> None:
+    actors = Actors(LATENCY, least, least + more, sequences, None, 1.0, recomputes)
+    found = split_by_rates(work, actors, learners, preparers, steps_ahead=ahead, cost_weight=weight, now=now)
+    assert least <= found.actors <= least + more
+    assert preparers.least <= found.preparers.instances <= preparers.most
+    chosen = [each for each in learners if each.instances == found.learners]
+    assert chosen
+    assert found.seconds >= min(each.seconds for each in chosen)
+    assert found.seconds >= found.generation
+    assert found.seconds >= preparers.work / found.preparers.instances * (1 - 1e-9)
+    assert 1 <= found.places <= (sequences or found.places)
+    assert 0 < found.batch <= found.places
+    # No order of the work decodes a token in less than the part of a pass that it adds.
+    assert found.generation * found.actors >= work.tokens * LATENCY.sequence_seconds
+    assert found.cost == pytest.approx(found.seconds * found.held)
+
+
+@given(WORKS, st.floats(0.1, 500), PREPARERS, st.integers(1, 4), st.integers(2, 8))
+@settings(max_examples=20, deadline=None)
+def test_no_other_number_of_actors_is_faster_at_0_or_cheaper_at_1(
+    work: StepWork, learning: float, preparers: Preparers, ahead: int, most: int
+) -> None:
+    learners = [Learners(4, learning)]
+
+    def of(least: int, most: int, weight: float) -> RateSplit:
+        actors = replace(ACTORS, least=least, most=most)
+        return split_by_rates(work, actors, learners, preparers, steps_ahead=ahead, cost_weight=weight)
+
+    # An actor needs a sample at least.
+    counts = range(1, min(most, work.groups * work.group_samples) + 1)
+    others = [of(count, count, 0.5) for count in counts]
+    assert of(1, most, 0.0).seconds == pytest.approx(min(each.seconds for each in others))
+    assert of(1, most, 1.0).cost == pytest.approx(min(each.cost for each in others))
+
+
+def test_a_slower_learner_has_fewer_actors_beside_it() -> None:
+    counts = [split(learning).actors for learning in (10.0, 30.0, 60.0, 120.0)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
+
+
+def test_a_learner_is_not_made_to_wait_where_time_is_all_that_counts() -> None:
+    fast = split(100.0, weight=0.0)
+    assert fast.generation <= 100.0 and fast.seconds == 100.0
+    # One actor fewer would hold it up.
+    fewer = split_by_rates(
+        WORK,
+        replace(ACTORS, most=fast.actors - 1),
+        [Learners(12, 100.0)],
+        Preparers(),
+        steps_ahead=1,
+        cost_weight=0.0,
+    )
+    assert fewer.seconds > 100.0
+
+
+def test_more_staleness_makes_batches_larger_and_steps_shorter() -> None:
+    found = [split(1.0, weight=0.0, ahead=ahead) for ahead in (1, 2, 4)]
+    seconds = [each.seconds for each in found]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
+    assert found[0].batch < found[-1].batch
+
+
+def test_actors_stay_where_others_are_hardly_better() -> None:
+    best = split().actors
+    assert split(now=best + 1).actors == best + 1, f"a gain below {STAYS:.0%}"
+    assert split(now=1).actors == best
+    assert split(now=24).actors == best
+
+
+def test_stages_share_the_room_that_there_is() -> None:
+    options = [Learners(count, 720 / count) for count in range(1, 24, 3)]
+    found = split_by_rates(WORK, ACTORS, options, Preparers(40.0, 1, 4), steps_ahead=1, cost_weight=0.0, room=24.0)
+    assert found.held <= 24.0
+    assert found.actors + found.learners + found.preparers.instances <= 24
+    every = [
+        split_by_rates(
+            WORK,
+            replace(ACTORS, least=count, most=count),
+            [each],
+            Preparers(40.0, 1, 4),
+            steps_ahead=1,
+            cost_weight=0.0,
+        )
+        for each in options
+        for count in range(1, 24 - each.instances, 2)
+    ]
+    assert found.seconds <= min(each.seconds for each in every if each.held <= 24) * (1 + 1e-6)
+
+
+def test_too_little_room_leaves_the_smallest_split() -> None:
+    found = split_by_rates(WORK, ACTORS, [Learners(8, 60.0)], Preparers(), steps_ahead=1, cost_weight=0.0, room=2.0)
+    assert (found.actors, found.learners, found.preparers.instances) == (1, 8, 1)
