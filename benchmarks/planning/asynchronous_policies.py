@@ -6,7 +6,7 @@
 Simulated. Each system has the split of the GPUs that serves it best in the first steps of the first seed. Prints a
 table as soon as it is done, and writes all of them into docs/research/asynchronous.md at the end (`--no-page` leaves it
 as it is). Interrupted, it goes on from its file. `--again` runs some systems anew, and keeps the file's rows of the
-others.
+others. `--systems` runs fewer; the synchronous policies are then static actors alone.
 """
 
 import argparse
@@ -177,7 +177,13 @@ def rows_again(before: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def study(
-    path: Path | None, names: Sequence[str], seeds: int, steps: int, console: Console, again: Sequence[str] = ()
+    path: Path | None,
+    names: Sequence[str],
+    seeds: int,
+    steps: int,
+    console: Console,
+    again: Sequence[str] = (),
+    few: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run what is not in the file yet and what is to be run again, and write the file after each scenario."""
     done: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
@@ -192,7 +198,11 @@ def study(
 
     for name in names:
         if name not in done["asynchronous"]:
-            done["asynchronous"][name] = compare(SCENARIOS[name], range(seeds), steps=steps)
+            systems = {system: SYSTEMS[system] for system in few or SYSTEMS}
+            synchronous = SYNCHRONOUS[:1] if few else SYNCHRONOUS
+            done["asynchronous"][name] = compare(
+                SCENARIOS[name], range(seeds), steps=steps, systems=systems, synchronous=synchronous
+            )
             keep()
         elif again:
             systems = {system: SYSTEMS[system] for system in again}
@@ -219,13 +229,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--scenarios", nargs="*", choices=list(SCENARIOS), default=list(STUDIED))
+    parser.add_argument("--systems", nargs="*", choices=list(SYSTEMS), default=[])
     parser.add_argument("--again", nargs="*", choices=list(SYSTEMS), default=[])
     parser.add_argument("--json", type=Path, default=BENCHMARKS / "planning" / "results" / "async_policies.json")
     parser.add_argument("--page", type=Path, default=REPOSITORY / "docs" / "research" / "asynchronous.md")
     parser.add_argument("--no-page", dest="page", action="store_const", const=None, help="write no tables into a page")
     arguments = parser.parse_args()
     console = Console()
-    done = study(arguments.json, arguments.scenarios, arguments.seeds, arguments.steps, console, arguments.again)
+    done = study(
+        arguments.json,
+        arguments.scenarios,
+        arguments.seeds,
+        arguments.steps,
+        console,
+        arguments.again,
+        arguments.systems,
+    )
     if arguments.page is not None:
         write_tables({name: done[name] for name in ("asynchronous", "published")}, arguments.page)
 

@@ -140,6 +140,18 @@ def test_more_staleness_makes_batches_larger_and_steps_shorter() -> None:
     assert found[0].batch < found[-1].batch
 
 
+def test_runaways_that_no_sample_is_planned_as_keep_groups_under_way() -> None:
+    loads = [SampleLoad(prompt, index, 100, 300.0) for prompt in range(16) for index in range(8)]
+    plain = StepWork.of(loads)
+    tails = StepWork.of(loads, dict.fromkeys(range(16), 0.05), 4000.0)
+    assert tails.tokens == pytest.approx(plain.tokens + 16 * 8 * 0.05 * 4000)
+    assert plain.running == 8
+    assert tails.running < 4, "others of the group are complete meanwhile"
+    # Samples that are planned as runaways are not counted twice.
+    planned = [SampleLoad(0, 0, 100, 4000.0), SampleLoad(0, 1, 100, 300.0)]
+    assert StepWork.of(planned, {0: 0.5}, 4000.0) == StepWork.of(planned)
+
+
 def test_actors_stay_where_others_are_hardly_better() -> None:
     best = split().actors
     assert split(now=best + 1).actors == best + 1, f"a gain below {STAYS:.0%}"

@@ -1,7 +1,7 @@
 """The plan of a step of an asynchronous job. Its stages work at the same time, so the plan matches their rates."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
@@ -36,6 +36,8 @@ def split_step(
     *,
     learning_seconds: float,
     cost_weight: float,
+    runaways: Mapping[int, float] | None = None,
+    tail_tokens: float = 0.0,
 ) -> RateSplit:
     """Split the instances by the rates of the stages.
 
@@ -43,11 +45,13 @@ def split_step(
         loads: samples of a step.
         training: costs of the other stages; its `preparers` are the allowed numbers, rising.
         learning_seconds: learning time of earlier steps; 0 if unknown.
+        runaways: share of each prompt's responses that are runaways.
+        tail_tokens: length of a runaway; 0 if there can be none.
     """
     tokens = math.fsum(load.prompt_tokens + load.expected_tokens for load in loads)
     work, least, most = training.token_gpu_seconds * tokens, training.preparers[0], training.preparers[-1]
     return split_by_rates(
-        StepWork.of(loads),
+        StepWork.of(loads, runaways, tail_tokens),
         Actors(
             instance.latency,
             limits.min_instances,

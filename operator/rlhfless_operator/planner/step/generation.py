@@ -222,6 +222,8 @@ def split_samples(samples: ExpectedSamples, setting: StepSetting) -> RateSplit:
         setting.asynchrony,
         learning_seconds=setting.learning_seconds,
         cost_weight=setting.effective_cost_weight,
+        runaways=samples.runaways,
+        tail_tokens=samples.tail_tokens,
     )
 
 

@@ -17,7 +17,7 @@ solution. More actors have smaller batches, whose passes are shorter but cost mo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -49,21 +49,38 @@ class StepWork:
     """Most samples of a group."""
 
     @classmethod
-    def of(cls, loads: Sequence[SampleLoad]) -> Self:
-        """Return the work of these samples."""
+    def of(
+        cls, loads: Sequence[SampleLoad], runaways: Mapping[int, float] | None = None, tail_tokens: float = 0.0
+    ) -> Self:
+        """Return the work of these samples.
+
+        Args:
+            runaways: share of each prompt's responses that are runaways, of which the samples may have none.
+            tail_tokens: length of a runaway; 0 if there can be none.
+        """
         prompts, numbers = np.unique([load.prompt for load in loads], return_inverse=True)
         lengths = np.array([max(1.0, load.expected_tokens) for load in loads])
         contexts = np.array([float(load.prompt_tokens) for load in loads])
         longest, first = np.zeros(len(prompts)), np.zeros(len(prompts))
         np.maximum.at(longest, numbers, lengths)
         np.maximum.at(first, numbers, contexts)
-        tokens = float(lengths.sum())
+        work = lengths * (contexts + lengths / 2)
+        tokens, passed = float(lengths.sum()), float(work.sum())
+        if tail_tokens:
+            share = np.array([(runaways or {}).get(int(prompt), 0.0) for prompt in prompts])
+            planned = np.bincount(numbers, lengths >= tail_tokens, len(prompts))
+            unplanned = np.maximum(0.0, share * np.bincount(numbers) - planned)
+            # The few that come keep their groups under way for long.
+            longest += (1 - np.exp(-unplanned)) * np.maximum(0.0, tail_tokens - longest)
+            more = float(unplanned.sum()) * tail_tokens
+            tokens += more
+            passed += more * (float(contexts.mean()) + tail_tokens / 2)
         return cls(
             groups=len(prompts),
             tokens=tokens,
             prompt_tokens=float(first.sum()),
             running=tokens / float(longest.sum()),
-            context=float((lengths * (contexts + lengths / 2)).sum()) / tokens,
+            context=passed / tokens,
             group_samples=int(np.bincount(numbers).max()),
         )
 
