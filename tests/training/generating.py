@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from rlhfless_functions.api import (
+    AddSamples,
     Done,
     Event,
     Failed,
     FinishedSample,
     GenerationRequest,
     GenerationResult,
+    Leave,
+    Line,
     Preload,
+    Progress,
     Samples,
     SampleTask,
     Shelter,
@@ -27,6 +31,7 @@ from rlhfless_functions.api import (
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.planner.moves.migration import Actor, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
+from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors import looks
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
@@ -46,7 +51,7 @@ def every_look_is_quick() -> Iterator[None]:
 
 @dataclass
 class UnreliablePlatform:
-    """Generates samples, remembers what each sink holds, and loses instances as told."""
+    """Generates samples, takes in what joins, remembers what each sink holds, and loses instances as told."""
 
     chance: random.Random
     loss: float = 0.0
@@ -57,41 +62,75 @@ class UnreliablePlatform:
     generated: list[Key] = field(default_factory=list)
     part_of: dict[Key, str] = field(default_factory=dict)
     held: set[Key] = field(default_factory=set)
-    asked: dict[Key, list[int]] = field(default_factory=dict)
-    """The weights version of each request that a sample was in."""
+    lines: list[Line] = field(default_factory=list)
+    together: int = 0
+    """Number of times that samples were taken back from an instance before it had taken others in."""
     running: int = 0
     most_running: int = 0
     cut: int = 0
     failure: Failed | None = None
 
-    async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         assert request.sink not in self.sinks, "two requests write one sink"
-        wanted = {(sample.prompt, sample.index) for sample in request.samples}
-        assert not wanted & self.held, "two requests hold one sample"
-        self.held |= wanted
-        for key in wanted:
-            self.asked.setdefault(key, []).append(request.weights.version)
+        batch: list[Key] = []
+        before: set[Key] = set()
+        received = 0
+
+        def join(samples: Sequence[SampleTask], resume_from: Sequence[str]) -> None:
+            nonlocal received
+            keys = [(sample.prompt, sample.index) for sample in samples]
+            assert not self.held & set(keys), "two instances hold one sample"
+            self.held.update(keys)
+            batch.extend(keys)
+            before.update(*(self.sinks[sink] for sink in resume_from))
+            received += len(keys)
+
+        inbox: list[Line | None] = []
+
+        async def read() -> None:
+            lines = request.lines()
+            while inbox[-1:] != [None]:
+                inbox.append(await anext(lines, None))
+
+        reader = asyncio.create_task(read())
+        join(request.samples, request.resume_from)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
-        waits = False
+        waits = is_over = ended = False
         mine = self.sinks[request.sink] = set()
-        before = set().union(*(self.sinks[sink] for sink in request.resume_from))
-        ended = False
         try:
             yield Started(instance="i")
             if self.failure is not None:
                 raise TaskFailedError(self.failure)
-            for number, sample in enumerate(request.samples):
-                key = (sample.prompt, sample.index)
+            while batch or not is_over:
                 # Time passes, as on a real stream: the others speak in between.
                 await asyncio.sleep(0)
+                lines, inbox[:] = list(inbox), []
+                self.together += {AddSamples, Leave} <= {type(line) for line in lines}
+                for line in lines:
+                    if line is None:
+                        is_over = True
+                        continue
+                    self.lines.append(line)
+                    assert line.sink == request.sink
+                    if isinstance(line, AddSamples):
+                        join(line.samples, line.resume_from)
+                        yield Progress(finished=0, running=0, waiting=0, tokens=0, received=received)
+                    else:
+                        self.held -= set(batch)
+                        batch.clear()
+                        yield Done(result={}, of=line.sink)
+                if not batch:
+                    continue
+                key = batch.pop(0)
                 if key not in before:
                     self.generated.append(key)
                 mine.add(key)
+                self.held.discard(key)
                 finished = FinishedSample(prompt=key[0], index=key[1], tokens=sum(key), finish_reason="stop")
                 # What had been generated before is announced as what it was.
-                part = self.part_of.setdefault(key, f"{request.sink}/{number}")
-                yield Samples(samples=[finished], part=part)
+                part = self.part_of.setdefault(key, f"{request.sink}/{len(mine)}")
+                yield Samples(samples=[finished], part=part, of=request.sink)
                 if self.chance.random() < self.loss:
                     ended = True
                     raise InstanceLostError("killed")
@@ -105,10 +144,11 @@ class UnreliablePlatform:
             )
             yield Done(result=result.model_dump())
         finally:
+            reader.cancel()
             try:
                 await asyncio.sleep(0)
             finally:
-                self.held -= wanted
+                self.held -= set(batch)
                 self.running -= 1
                 self.cut += not ended
 

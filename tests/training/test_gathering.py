@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 
 from rlhfless_functions.api import (
+    AddSamples,
     Done,
     Event,
     FinishedSample,
-    GenerationRequest,
+    Leave,
     Partial,
     Progress,
     Samples,
     Started,
 )
 from rlhfless_operator.planner.moves.migration import Actor, Move
+from rlhfless_operator.platforms.live_request import LiveRequest
 from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 
@@ -40,29 +42,24 @@ class GatherAtOnce:
         return [Move(actor.name, tuple(actor.samples), actors[0].name) for actor in actors[1:]]
 
 
-async def test_gathering_is_one_new_request_with_the_union_and_frees_the_others() -> None:
+async def test_gathering_adds_to_a_batch_that_goes_on_and_frees_the_others() -> None:
     platform = UnreliablePlatform(random.Random(0))
-    groups, outcome, held = await run_stage(platform, shares_of(6, 4, 3), GatherAtOnce())
+    groups, outcome, held = await run_stage(platform, shares_of(6, 4, 3), GatherAtOnce(), slots=64)
     assert sorted(group.prompt for group in groups) == list(range(6))
     assert len(platform.generated) == 24, "nothing is generated twice"
-    assert len(platform.sinks) == 4, "three actors, and one request for what they had left"
-    assert held == [1, 0]
-    assert outcome.moved > 0 and outcome.cuts == 3
+    assert len(platform.sinks) == 3, "nobody needs another request"
+    assert held == [2, 1, 0]
+    assert outcome.moved > 0 and outcome.cuts == 2
     assert len(outcome.pauses) == 1
 
 
-async def test_a_request_resumes_only_from_where_its_samples_have_been() -> None:
-    resumed: dict[str, list[str]] = {}
-
-    class Recording(UnreliablePlatform):
-        def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-            resumed[request.sink] = list(request.resume_from)
-            return super().run(request)
-
-    await run_stage(Recording(random.Random(0)), shares_of(6, 4, 3), GatherAtOnce())
-    *first, (_, gathered) = resumed.items()
-    assert all(sinks == [] for _, sinks in first)
-    assert sorted(gathered) == sorted(sink for sink, _ in first)
+async def test_samples_that_join_resume_only_from_where_they_have_been() -> None:
+    platform = UnreliablePlatform(random.Random(0))
+    await run_stage(platform, shares_of(6, 4, 3), GatherAtOnce())
+    left = {line.sink for line in platform.lines if isinstance(line, Leave)}
+    joined = [line for line in platform.lines if isinstance(line, AddSamples)]
+    assert sorted(sink for line in joined for sink in line.resume_from) == sorted(left)
+    assert all(len(line.resume_from) == 1 for line in joined)
 
 
 @dataclass
@@ -83,73 +80,70 @@ class MoveWhenHeard:
 
 @dataclass
 class FlushingPlatform:
-    """Finishes the first sample of a share, flushes the others, says how far it is, and then waits to be cut."""
+    """Finishes the first sample of a share, flushes the others, says how far it is, and waits for lines."""
 
-    requests: list[GenerationRequest] = field(default_factory=list)
+    requests: list[LiveRequest] = field(default_factory=list)
+    joined: list[AddSamples] = field(default_factory=list)
 
-    async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
+        sink, received = request.sink, len(request.samples)
         first, *others = (
             FinishedSample(prompt=each.prompt, index=each.index, tokens=7, finish_reason="cut")
             for each in request.samples
         )
         yield Started(instance="i")
-        if request.resume_from:
-            # A read of what others had published, in which nothing is generated.
-            await asyncio.sleep(0.1)
-            yield Progress(finished=0, running=0, waiting=len(request.samples), tokens=0)
-            for number, each in enumerate([first, *others]):
-                yield Samples(samples=[each], part=f"{request.sink}/{number}.parquet")
-            yield Done(result={})
-            return
         yield Progress(finished=0, running=0, waiting=len(request.samples), tokens=0)
-        yield Partial(samples=[first, *others], part=f"{request.sink}/0.parquet")
-        yield Partial(samples=others, part=f"{request.sink}/1.parquet")
-        yield Samples(samples=[first], part=f"{request.sink}/1.parquet")
-        yield Samples(samples=[], part=f"{request.sink}/2.parquet")
+        yield Partial(samples=[first, *others], part=f"{sink}/0.parquet", of=sink)
+        yield Partial(samples=others, part=f"{sink}/1.parquet", of=sink)
+        yield Samples(samples=[first], part=f"{sink}/1.parquet", of=sink)
+        yield Samples(samples=[], part=f"{sink}/2.parquet", of=sink)
+        await asyncio.sleep(0.01)
         lengths = [(each.prompt, each.index, 9) for each in others]
-        while True:
-            yield Progress(finished=1, running=2, waiting=0, tokens=14, lengths=lengths)
-            await asyncio.sleep(0.01)
+        yield Progress(finished=1, running=2, waiting=0, tokens=14, lengths=lengths, received=received)
+        async for line in request.lines():
+            if isinstance(line, AddSamples):
+                self.joined.append(line)
+                # A read of what others had published.
+                await asyncio.sleep(0.1)
+                received += len(line.samples)
+                lengths += [(each.prompt, each.index, 11) for each in line.samples]
+                yield Progress(finished=1, running=4, waiting=0, tokens=18, lengths=lengths, received=received)
+                for number, (prompt, index, tokens) in enumerate(lengths, 3):
+                    sample = FinishedSample(prompt=prompt, index=index, tokens=tokens, finish_reason="stop")
+                    yield Samples(samples=[sample], part=f"{sink}/{number}.parquet", of=sink)
+            else:
+                yield Done(result={}, of=sink)
+        yield Done(result={})
 
 
-async def test_who_goes_on_reads_what_has_not_been_heard_of_and_the_newest_snapshot() -> None:
+async def test_samples_that_join_are_read_from_what_has_not_been_heard_of_and_the_newest_snapshot() -> None:
     platform = FlushingPlatform()
     await run_stage(platform, shares_of(3, 2, 2), MoveWhenHeard())
-    *first, gathered = platform.requests
-    assert [request.resume_from for request in first] == [[], []]
-    sinks = {request.sink for request in first}
-    assert set(gathered.resume_from) == sinks | {f"{sink}/1.parquet" for sink in sinks}
-    assert gathered.known_until == {sink: f"{sink}/2.parquet" for sink in sinks}
-    assert len(gathered.samples) == 4
+    source, receiver = platform.requests
+    assert source.resume_from == receiver.resume_from == []
+    (line,) = platform.joined
+    assert line.sink == receiver.sink
+    assert set(line.resume_from) == {source.sink, f"{source.sink}/1.parquet"}
+    assert line.known_until == {source.sink: f"{source.sink}/2.parquet"}
+    assert len(line.samples) == 2
 
 
-async def test_no_actor_is_cut_again_before_it_goes_on() -> None:
-    early = 0
-
-    class Watching(UnreliablePlatform):
-        async def run(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
-            nonlocal early
-            went_on = False
-            try:
-                async for event in super().run(request):
-                    went_on = went_on or isinstance(event, Samples | Done)
-                    yield event
-            finally:
-                early += bool(request.resume_from) and not went_on
-
+async def test_no_actor_is_emptied_before_it_has_taken_in_what_it_was_given() -> None:
     for seed in range(20):
         chance = random.Random(seed)
-        _, outcome, _ = await run_stage(Watching(chance), shares_of(6, 4, 4), RandomMoves(chance, 1.0))
+        platform = UnreliablePlatform(chance)
+        _, outcome, _ = await run_stage(platform, shares_of(6, 4, 4), RandomMoves(chance, 1.0))
         assert outcome.cuts > 0
-    assert early == 0
+        assert platform.together == 0
 
 
-async def test_a_pause_lasts_until_something_is_generated_again() -> None:
+async def test_a_move_lasts_until_its_samples_are_in_the_batch() -> None:
     platform = FlushingPlatform()
     _, outcome, _ = await run_stage(platform, shares_of(3, 2, 2), MoveWhenHeard())
     (pause,) = outcome.pauses
     assert pause >= 0.1
-    # What it had been given is not its work either.
-    *_, gathered = outcome.stretches
-    assert set(gathered.begun.values()) == {9}
+    # What they had been given is not the receiver's work.
+    *_, stretch = outcome.stretches
+    moved = {(sample.prompt, sample.index) for sample in platform.joined[0].samples}
+    assert {stretch.begun[key] for key in moved} == {9}

@@ -1,20 +1,19 @@
-"""A batch that lives: shares of one or several steps in one run of the engine, changed by lines of the request's body.
+"""The batch of a request: shares of one or several steps in one run of the engine, changed by lines of the body.
 
-Samples join behind those that wait, and leave at any time. Other weights are swapped in between two passes: every
-response goes on with them, as if a new request had continued it. Responses that keep their weights have left before.
-The tokens of a sample depend neither on the time at which it joins nor on the other samples, because its random numbers
-are those of its own positions.
+A request that is not live has one share and no lines. Samples join behind those that wait, and leave at any time.
+Other weights are swapped in between two passes: every response goes on with them, as if a new request had continued it.
+Responses that keep their weights have left before. The tokens of a sample depend neither on the time at which it joins
+nor on the other samples, because its random numbers are those of its own positions.
 """
 
 import logging
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from rlhfless_functions.api import (
     AddSamples,
-    DecodeCounts,
     Done,
     Event,
     Failed,
@@ -28,16 +27,18 @@ from rlhfless_functions.api import (
     Progress,
     WeightsFetched,
 )
+from rlhfless_functions.environments.episodes import Episodes
+from rlhfless_functions.generation.batch_counts import BatchCounts
 from rlhfless_functions.generation.engines.base import (
-    ComputedTokens,
     Engine,
     EngineRun,
     Growth,
     NonFiniteLogitsError,
     SequenceKey,
+    SequenceResult,
     SequenceTask,
 )
-from rlhfless_functions.generation.live_versions import check_goes_on, check_joins
+from rlhfless_functions.generation.live_versions import check_goes_on, check_joins, check_turns
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.reading import Read, announce, read_share
 from rlhfless_functions.generation.rollout_files import RolloutPublisher
@@ -67,15 +68,16 @@ class _Order:
 
 
 class LiveBatch:
-    """The work of one live request.
+    """The work of one request.
 
     Args:
         request: the request, whose samples are the first share.
-        context: has the lines that follow.
+        context: has the lines that follow, if it is live.
         engine: without a run.
         load: loads weights.
         prefetcher: fetches the next weights.
         clock: monotonic seconds.
+        episodes: environments of the samples; None if a response is a single turn.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class LiveBatch:
         load: Load,
         prefetcher: WeightsPrefetcher,
         clock: Callable[[], float],
+        episodes: Episodes | None = None,
     ) -> None:
-        assert request.live is not None
         self._request = request
         self._context = context
         self._inbox = context.inbox if context.inbox is not None else Inbox(closed=True)
@@ -95,7 +97,9 @@ class LiveBatch:
         self._load = load
         self._prefetcher = prefetcher
         self._clock = clock
-        self._growth = Growth(request.live.sequences, request.live.prompt_tokens)
+        self._episodes = episodes
+        live = request.live
+        self._growth = Growth(live.sequences, live.prompt_tokens) if live is not None else None
         self._newest = request
         """Request of the share that joined last."""
         self._version = request.weights.version
@@ -106,11 +110,14 @@ class LiveBatch:
         self._tasks: dict[SequenceKey, tuple[str, SequenceTask]] = {}
         """Sink and task of every unfinished sample, in the order in which they came."""
         self._orders: deque[_Order] = deque()
-        self._total = GenerationResult(finished=0, unfinished=0, parts=[], prompt_tokens=0, response_tokens=0)
-        self._before = ComputedTokens()
-        """Counts of the runs before this one."""
-        self._decoded: Counter[str] = Counter()
-        self._told_room = False
+        self._counts = BatchCounts()
+        self._asked = 0.0
+        """When weights were asked for."""
+        self._all_wait = False
+        """Whether it ends because all samples wait for their environments."""
+        self._error: TaskError | None = None
+        """Error of a share that ended while the batch went on."""
+        self._told_room = self._sampled = False
         self._received = 0
         self._told_places = (0, 0)
         """Running and waiting samples at the last report."""
@@ -120,25 +127,25 @@ class LiveBatch:
         """Decode until no samples are left and none come, or the task is told to stop.
 
         Raises:
-            TaskError: weights can't be had, or the model has diverged.
+            TaskError: weights can't be had, or the model has diverged. If the request is not live, also if its share
+                can't be read or stored.
         """
-        request, asked = self._request, self._clock()
+        request, self._asked = self._request, self._clock()
         try:
             self._order(Join(request=request))
             present = NextWeights(
                 weights=request.weights, weights_from=request.weights_from, weights_line=request.weights_line
             )
-            fetched = self._load(present, request.next_weights)
-            self._total = self._total.model_copy(
-                update={"weights_seconds": self._clock() - asked, "weights_fetched": fetched}
-            )
+            self._counts.has_fetched(self._load(present, request.next_weights))
             self._decode()
         finally:
             self._prefetcher.pause()
             if self._context.stop_reason == "drain":
                 self._prefetcher.stop()
             self._pool.shutdown(wait=True)
-        return self._result()
+        if self._error is not None and request.live is None:
+            raise self._error
+        return self._counts.result(self._run, all_wait=self._all_wait)
 
     def _decode(self) -> None:
         told, told_places, settled = (now := self._clock()), now, self._prefetcher.settled
@@ -146,10 +153,12 @@ class LiveBatch:
             while self._context.stop_reason is None:
                 self._hear()
                 self._obey()
-                if self._is_over:
+                self._all_wait = any(share.waits_too_long() for share in self._shares.values())
+                if self._is_over or self._all_wait:
                     break
-                self._advance()
+                before, waits = now, not self._advance()
                 now = self._clock()
+                self._counts.waited_seconds += now - before if waits else 0.0
                 for share in self._shares.values():
                     share.flush(now)
                 if now - told >= self._request.progress_seconds or self._prefetcher.settled != settled:
@@ -169,21 +178,30 @@ class LiveBatch:
 
     @property
     def _places_changed(self) -> bool:
-        run = self._run
+        run = self._run if self._request.live is not None else None
         return run is not None and (run.running, run.waiting) != self._told_places
 
     @property
     def _is_over(self) -> bool:
         return self._inbox.is_over and not self._orders and not self._tasks
 
-    def _advance(self) -> None:
-        """Make a pass, and give each share what has finished."""
-        if self._run is None or not self._tasks:
-            return
-        finished = self._run.step()
-        sinks = {result.key: self._tasks.pop(result.key)[0] for result in finished}
-        for sink in set(sinks.values()):
-            self._shares[sink].take(result for result in finished if sinks[result.key] == sink)
+    def _advance(self) -> bool:
+        """Make a pass, and give each share what has finished. Return False if all samples were with their
+        environments."""
+        run = self._run
+        if run is None or not self._tasks:
+            return True
+        computes, results = bool(run.running or run.waiting), defaultdict[str, list[SequenceResult]](list)
+        for result in run.step():
+            results[self._tasks[result.key][0]].append(result)
+        for sink in self._shares if self._episodes is not None else list(results):
+            for key in self._shares[sink].take(results[sink]):
+                del self._tasks[key]
+        if not self._sampled:
+            self._sampled = True
+            seconds = round(self._counts.weights_seconds, 4)
+            logger.info("first tokens sampled", extra={"fields": {"weights_seconds": seconds}})
+        return computes
 
     # --- lines ---
 
@@ -227,12 +245,13 @@ class LiveBatch:
         sink = line.request.sink if isinstance(line, Join) else line.sink if isinstance(line, AddSamples) else ""
         try:
             check_joins(self._requests[sink], self._version)
+            check_turns(self._episodes is not None and isinstance(line, Join) and bool(self._shares))
             with store_errors():
                 read = reading.result()
                 if isinstance(line, Join):
                     tasks = self._open(line.request, read)
                 elif (share := self._shares.get(sink)) is not None and isinstance(line, AddSamples):
-                    announce(read, self._context_of(sink).emit)
+                    announce(read, self._emit_of(sink))
                     tasks = share.add(line.samples, read.prompts, read.earlier)
                 else:
                     return
@@ -242,10 +261,10 @@ class LiveBatch:
             self._fail(sink, error)
 
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
-        context = self._context_of(request.sink)
-        publisher = RolloutPublisher(request.sink, read.parts, context.emit)
-        announce(read, context.emit)
-        share = Share(request, context, read.prompts, read.earlier, publisher, self._clock)
+        emit = self._emit_of(request.sink)
+        publisher = RolloutPublisher(request.sink, read.parts, emit)
+        announce(read, emit)
+        share = Share(request, read.prompts, read.earlier, publisher, self._clock, self._episodes)
         self._shares[request.sink], self._newest = share, request
         return share.tasks
 
@@ -259,26 +278,34 @@ class LiveBatch:
                 self._run.add(task)
         assert self._run is not None
         self._tasks |= {task.key: (sink, task) for task in tasks}
-        self._shares[sink].goes_on_in(self._run, self._version)
+        self._shares[sink].begins(self._run, self._version, tasks)
         if joins or any(task.response_tokens for task in tasks):
             # This part has the samples of all sinks, for a later attempt.
             self._shares[sink].publish(self._clock())
         if not self._told_room:
             self._run.await_weights()
+            self._counts.weights_seconds = self._clock() - self._asked
             self._told_room = True
-            self._tell(self._total.weights_fetched, room=True)
+            self._tell(self._counts.fetched, room=True)
 
     def _start(self, tasks: Sequence[SequenceTask]) -> None:
-        request = self._newest
+        request, growth = self._newest, self._growth
+        if growth is not None:
+            growth = replace(growth, prompts=frozenset(request.draft_prompts))
         self._run = self._engine.start(
             tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache,
-            growth=replace(self._growth, prompts=frozenset(request.draft_prompts)),
+            growth=growth,
         )  # fmt: skip
 
     def _fail(self, sink: str, error: TaskError) -> None:
         if sink in self._shares:
             self._close(sink, told=False)
-        self._context_of(sink).emit(Failed(reason=error.reason, message=str(error), retryable=error.retryable))
+        self._failed(sink, error)
+
+    def _failed(self, sink: str, error: TaskError) -> None:
+        self._error = error
+        if self._request.live is not None:
+            self._emit_of(sink)(Failed(reason=error.reason, message=str(error), retryable=error.retryable))
 
     def _close(self, sink: str, *, told: bool, ends: bool = False) -> None:
         """Take a share out of the batch, and store what there is of it, beside the decoding.
@@ -287,30 +314,24 @@ class LiveBatch:
             told: whether to say that it is done, once that is stored.
             ends: whether the whole task ends. The engine may then keep what the next one continues.
         """
-        share, context = self._shares.pop(sink), self._context_of(sink)
+        share = self._shares.pop(sink)
         share.publish(self._clock())
         if not ends and self._run is not None:
             self._run.remove(share.unfinished)
         for key in share.unfinished:
             self._tasks.pop(key, None)
-        result = share.result(alone=False)
-        self._total = self._total.model_copy(
-            update={
-                "finished": self._total.finished + result.finished,
-                "unfinished": self._total.unfinished + result.unfinished,
-                "parts": [*self._total.parts, *result.parts],
-            }
-        )
+        result = share.result()
+        self._counts.ended(result)
 
         def finish() -> None:
             try:
                 with store_errors():
                     share.close()
             except TaskError as error:
-                context.emit(Failed(reason=error.reason, message=str(error), retryable=error.retryable))
+                self._failed(sink, error)
             else:
-                if told:
-                    context.emit(Done(result=result.model_dump(mode="json")))
+                if told and self._request.live is not None:
+                    self._emit_of(sink)(Done(result=result.model_dump(mode="json")))
 
         self._pool.submit(finish)
 
@@ -320,10 +341,11 @@ class LiveBatch:
         if version == self._version:
             return
         check_goes_on(len(self._tasks), self._version, version)
+        check_turns(self._episodes is not None)
         began = self._clock()
         unfinished = run.unfinished() if run is not None else []
         if run is not None:
-            self._count(run)
+            self._counts.closes(run)
             run.close()
         self._prefetcher.pause()
         fetched = self._load(line.present, line.next_weights)
@@ -340,39 +362,24 @@ class LiveBatch:
             share.goes_on_in(self._run, version, unfinished)
         fields = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
         logger.info("other weights swapped in", extra={"fields": fields})
-        self._total = self._total.model_copy(update={"weights_fetched": _sum(self._total.weights_fetched, fetched)})
+        self._counts.has_fetched(fetched)
         self._tell(fetched)
 
     # --- reports ---
 
-    def _context_of(self, sink: str) -> TaskContext:
-        """Return a context whose events speak of a share."""
-
-        def emit(event: Event) -> None:
-            self._context.emit(event.model_copy(update={"of": sink}))
-
-        return TaskContext(emit=emit)
-
-    def _count(self, run: EngineRun) -> None:
-        self._before += run.computed
-        self._decoded.update(run.decoding().model_dump())
-
-    def _now(self) -> tuple[ComputedTokens, DecodeCounts]:
-        """Return the counts so far."""
-        if self._run is None:
-            return self._before, DecodeCounts.model_validate(self._decoded)
-        counts = self._decoded + Counter(self._run.decoding().model_dump())
-        return self._before + self._run.computed, DecodeCounts.model_validate(counts)
+    def _emit_of(self, sink: str) -> Callable[[Event], None]:
+        return lambda event: self._context.emit(event.model_copy(update={"of": sink}))
 
     def _tell(self, fetched: WeightsFetched | None = None, *, room: bool = False, lengths: bool = True) -> None:
-        run, (computed, decoding) = self._run, self._now()
+        run, shares = self._run, self._shares.values()
+        computed, decoding = self._counts.now(run)
         self._told_places = running, waiting = (run.running, run.waiting) if run is not None else (0, 0)
         progress = Progress(
-            finished=self._total.finished,
+            finished=self._counts.finished + sum(share.finished for share in shares),
             running=running,
-            waiting=waiting,
+            waiting=waiting + sum(share.away for share in shares),
             tokens=computed.response,
-            lengths=run.lengths() if run is not None and lengths else [],
+            lengths=self._lengths(run) if run is not None and lengths else [],
             decoding=decoding,
             prefetched_version=self._prefetcher.settled,
             version=self._version,
@@ -384,17 +391,10 @@ class LiveBatch:
             progress = progress.model_copy(update={"room": run.room})
         self._context.emit(progress)
 
-    def _result(self) -> GenerationResult:
-        computed, decoding = self._now()
-        return self._total.model_copy(
-            update={
-                "prompt_tokens": computed.prompt,
-                "response_tokens": computed.response,
-                "shared_prefixes": self._run.prefix_traffic() if self._run is not None else {},
-                "decoding": decoding,
-            }
-        )
-
-
-def _sum(one: WeightsFetched, other: WeightsFetched) -> WeightsFetched:
-    return WeightsFetched.model_validate({name: number + getattr(other, name) for name, number in one})
+    def _lengths(self, run: EngineRun) -> list[tuple[int, int, int]]:
+        """Return the lengths of responses without tokens that environments gave."""
+        shares = self._shares.values() if self._episodes is not None else ()
+        return [
+            (prompt, index, tokens - sum(share.given_tokens(prompt, index) for share in shares))
+            for prompt, index, tokens in run.lengths()
+        ]

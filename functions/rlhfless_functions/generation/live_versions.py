@@ -1,4 +1,5 @@
-"""The weights versions that go together in a live batch: no response mixes them in another order than they came."""
+"""The samples and weights versions that go together in a live batch: no response mixes versions in another order than
+they came."""
 
 from rlhfless_functions.api import GenerationRequest
 from rlhfless_functions.runtime.task import TaskError
@@ -35,3 +36,13 @@ def check_goes_on(responses: int, before: int, after: int) -> None:
             f"live: responses of weights version {before} can't go on with version {after}, which is older; let them"
             " leave the batch first",
         )
+
+
+def check_turns(is_more: bool) -> None:
+    """Refuse a second share, or other weights, in a batch whose samples talk to environments.
+
+    Raises:
+        TaskError: `bad_request`.
+    """
+    if is_more:
+        raise TaskError("bad_request", "live: samples with an environment have one share and keep their weights")

@@ -1,16 +1,13 @@
-"""The work of one request: generates its share of the samples, publishes them, and reports on them."""
+"""A share of a batch: the samples of one sink, and when they are published."""
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
-    DecodeCounts,
     GenerationRequest,
     GenerationResult,
-    Progress,
     SampleTask,
     WeightsFetched,
 )
@@ -18,8 +15,6 @@ from rlhfless_functions.data.prompts import Prompt
 from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan, continued_spans
 from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.engines.base import (
-    ComputedTokens,
-    Engine,
     EngineRun,
     NonFiniteLogitsError,
     SequenceKey,
@@ -28,22 +23,27 @@ from rlhfless_functions.generation.engines.base import (
     SharedPrefix,
 )
 from rlhfless_functions.generation.engines.seeds import sample_seed
-from rlhfless_functions.generation.prefetching import WeightsPrefetcher
 from rlhfless_functions.generation.resumption import EarlierSamples
 from rlhfless_functions.generation.rollout_files import FlushSchedule, RolloutPublisher
 from rlhfless_functions.generation.turns.conversations import Conversations
-from rlhfless_functions.runtime.task import TaskContext, TaskError
-
-logger = logging.getLogger(__name__)
+from rlhfless_functions.runtime.task import TaskError
 
 
 class Share:
-    """The progress of one request: its finished and pending samples, and the times of its reports."""
+    """The progress of one share: its finished and pending samples, and the times at which they are published.
+
+    Args:
+        request: names its samples, its sink and its model.
+        prompts: prompts of the samples by row.
+        earlier: what earlier attempts left of the samples.
+        publisher: writes the parts.
+        clock: monotonic seconds.
+        episodes: environments of the samples; None if a response is a single turn.
+    """
 
     def __init__(
         self,
         request: GenerationRequest,
-        context: TaskContext,
         prompts: dict[int, Prompt],
         earlier: EarlierSamples,
         publisher: RolloutPublisher,
@@ -51,43 +51,28 @@ class Share:
         episodes: Episodes | None = None,
     ) -> None:
         self._request = request
-        self._context = context
         self._prompts = dict(prompts)
         self._publisher = publisher
         self._clock = clock
+        self._earlier: Mapping[tuple[int, int], GeneratedSample] = {}
+        """The unfinished samples that earlier attempts left of those added last."""
         self._earlier_spans: dict[tuple[int, int], Sequence[VersionSpan]] = {}
         self._version = request.weights.version
-        self._asked = self._finished = 0
+        self._asked = 0
+        self.finished = 0
+        """Number of its samples that are finished."""
         self._left_of_group: Counter[int] = Counter()
         self._open: set[SequenceKey] = set()
         """Unfinished samples."""
         self._schedule = FlushSchedule(0, request.flush_seconds, -math.inf)
-        self.tasks = self.add(request.samples, {}, earlier)
         self._conversations: Conversations | None = None
         if episodes is not None:
-            given = {key: rollout.given for key, rollout in earlier.partial.items()}
-            away = [key for key, rollout in earlier.partial.items() if rollout.finish_reason == "turn"]
-            longest = request.sampling.max_response_tokens
-            self._conversations = Conversations(episodes, prompts, longest, given, away)
+            self._conversations = Conversations(episodes, self._prompts, request.sampling.max_response_tokens)
+        self.tasks = self.add(request.samples, {}, earlier)
         self._pending: list[GeneratedSample] = []
-        self.weights_seconds = 0.0
-        self.weights_fetched = WeightsFetched()
         self._run: EngineRun | None = None
         self._all_wait_since: float | None = None
         """Time since when all samples wait for their environments."""
-        self._let_go = False
-        self._waited = 0.0
-        """Seconds in which nothing was computed, because all samples were away."""
-
-    def open(self, engine: Engine) -> EngineRun:
-        """Give the share to an engine."""
-        request = self._request
-        self._run = engine.start(
-            self.tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache
-        )
-        if self._conversations is not None:
-            self._conversations.open(self._run)
-        return self._run
 
     @property
     def unfinished(self) -> Collection[SequenceKey]:
@@ -104,6 +89,7 @@ class Share:
             earlier: all that earlier attempts left of these samples.
         """
         self._prompts |= prompts
+        self._earlier = earlier.partial
         self._earlier_spans |= {key: rollout.versions for key, rollout in earlier.partial.items()}
         finished = {rollout.key for rollouts in earlier.finished.values() for rollout in rollouts}
         prefixes = _shared_prefixes(self._request)
@@ -119,13 +105,19 @@ class Share:
             if (sample.prompt, sample.index) not in finished
         ]
         self._asked += len(samples)
-        self._finished += len(finished)
+        self.finished += len(finished)
         self._left_of_group.update(task.prompt for task in tasks)
         self._open.update(task.key for task in tasks)
         self._schedule.grown(len(tasks))
         return tasks
 
-    def goes_on_in(self, run: EngineRun, version: int, unfinished: Iterable[SequenceResult] = ()) -> None:
+    def begins(self, run: EngineRun, version: int, tasks: Sequence[SequenceTask]) -> None:
+        """Let samples that wait in a run begin there, with the weights of this version."""
+        self._run, self._version = run, version
+        if self._conversations is not None:
+            self._conversations.begin(run, tasks, self._earlier)
+
+    def goes_on_in(self, run: EngineRun | None, version: int, unfinished: Iterable[SequenceResult]) -> None:
         """Go on in another run, with the weights of this version.
 
         Args:
@@ -137,43 +129,11 @@ class Share:
                 self._earlier_spans[key] = continued_spans(self._earlier_spans.get(key, ()), self._version, length)
         self._run, self._version = run, version
 
-    def generate(self, run: EngineRun, prefetcher: WeightsPrefetcher) -> None:
-        """Step until the share is done or the task is told to stop, and publish along the way."""
-        # Measure from here: the time before says nothing about the instance's speed.
-        told_once = {"room": run.room, "weights_bytes": fetched_bytes(self._request, self.weights_fetched)}
-        settled = prefetcher.settled
-        self._context.emit(self._progress(run, settled).model_copy(update=told_once))
-        now = began = self._clock()
-        told = now
-        # This part has the samples of all sinks, for a later attempt.
-        self.publish(now)
-        first = True
-        while (run.running or run.waiting or self._away) and self._context.stop_reason is None:
-            if self._waits_too_long():
-                self._let_go = True
-                break
-            before, computes = now, bool(run.running or run.waiting)
-            self.take(self._step(run))
-            now = self._clock()
-            self._waited += 0.0 if computes else now - before
-            if first:
-                first = False
-                seconds = {"weights_seconds": round(self.weights_seconds, 4), "pass_seconds": round(now - began, 4)}
-                logger.info("first tokens sampled", extra={"fields": seconds})
-            self.flush(now)
-            if now - told >= self._request.progress_seconds or prefetcher.settled != settled:
-                settled = prefetcher.settled
-                self._context.emit(self._progress(run, settled))
-                told = now
-        self.publish(now)
-        run.close()
-
     def flush(self, now: float) -> None:
         """Publish what is due."""
         self._publisher.check()
         due = self._schedule.due(now, len(self._pending))
-        if self._conversations is not None and self._publisher.idle:
-            assert self._run is not None
+        if self._conversations is not None and self._run is not None and self._publisher.idle:
             self._conversations.go_on(self._run)
             due = "everything" if self._conversations.unstored else due
         if due != "nothing" and self._publisher.idle:
@@ -183,48 +143,26 @@ class Share:
         """Wait until everything is stored."""
         self._publisher.close()
 
-    def result(self, *, alone: bool = True) -> GenerationResult:
-        """Return the result of the share.
-
-        Args:
-            alone: whether its run had no other share. Then the run's counts are its own.
-        """
-        run = self._run if alone else None
-        computed = run.computed if run else ComputedTokens()
+    def result(self) -> GenerationResult:
+        """Return the result of the share. The counts of its run are those of the whole batch."""
+        unfinished, parts = self._asked - self.finished, self._publisher.parts
         return GenerationResult(
-            finished=self._finished,
-            unfinished=self._asked - self._finished,
-            waited_seconds=round(self._waited, 4),
-            all_wait=self._let_go,
-            parts=self._publisher.parts,
-            prompt_tokens=computed.prompt,
-            response_tokens=computed.response,
-            weights_seconds=self.weights_seconds,
-            weights_fetched=self.weights_fetched,
-            shared_prefixes=run.prefix_traffic() if run else {},
-            decoding=run.decoding() if run else DecodeCounts(),
+            finished=self.finished, unfinished=unfinished, parts=parts, prompt_tokens=0, response_tokens=0
         )
 
-    def _step(self, run: EngineRun) -> list[SequenceResult]:
-        try:
-            results = run.step()
-            return results if self._conversations is None else self._conversations.take(run, results)
-        except TaskError:
-            # The engine has failed, but its earlier samples are valid: publish them for the next attempt.
-            self.publish(self._clock())
-            raise
-        except NonFiniteLogitsError as error:
-            raise diverged(error, self._request.key.step, self._version) from error
-
-    def take(self, results: Iterable[SequenceResult]) -> None:
-        """Take in finished samples."""
+    def take(self, results: list[SequenceResult]) -> list[SequenceKey]:
+        """Take in samples that have left the run, and answers of environments; return the samples that are finished."""
+        if self._conversations is not None:
+            assert self._run is not None
+            results = self._conversations.take(self._run, results)
         for result in results:
             self._open.discard(result.key)
             self._pending.append(self._rollout(result))
-            self._finished += 1
+            self.finished += 1
             self._left_of_group[result.prompt] -= 1
             if self._left_of_group[result.prompt] == 0:
                 self._schedule.group_completed()
+        return [result.key for result in results]
 
     def publish(self, now: float, *, partials: bool = True) -> None:
         """Hand over what has finished, and the tokens so far of the rest."""
@@ -253,10 +191,10 @@ class Share:
             outcome=told.outcome(key) if told is not None else None,
         )
 
-    def _waits_too_long(self) -> bool:
+    def waits_too_long(self) -> bool:
         """Return whether all samples have waited for longer than letting the instance go and having one again costs."""
         shelter, told = self._request.shelter, self._conversations
-        if shelter is None or told is None or told.waiting < len(self._open):
+        if shelter is None or told is None or not self._open or told.waiting < len(self._open):
             self._all_wait_since = None
             return False
         now = self._clock()
@@ -265,30 +203,14 @@ class Share:
         return now - self._all_wait_since >= shelter.patience_seconds
 
     @property
-    def _away(self) -> int:
+    def away(self) -> int:
         """Number of unfinished samples that are not in the run."""
         return self._conversations.away if self._conversations is not None else 0
 
-    def _sampled(self, lengths: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Return lengths of responses without given tokens."""
+    def given_tokens(self, prompt: int, index: int) -> int:
+        """Return the number of tokens of a response that nobody sampled."""
         told = self._conversations
-        if told is None:
-            return lengths
-        return [
-            (prompt, index, tokens - sum(end - start for start, end in told.given((prompt, index))))
-            for prompt, index, tokens in lengths
-        ]
-
-    def _progress(self, run: EngineRun, settled: int | None) -> Progress:
-        return Progress(
-            prefetched_version=settled,
-            finished=self._finished,
-            running=run.running,
-            waiting=run.waiting + self._away,
-            tokens=run.computed.response,
-            lengths=self._sampled(run.lengths()),
-            decoding=run.decoding(),
-        )
+        return sum(end - start for start, end in told.given((prompt, index))) if told is not None else 0
 
 
 def fetched_bytes(request: GenerationRequest, fetched: WeightsFetched) -> int | None:

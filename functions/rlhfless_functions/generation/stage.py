@@ -24,11 +24,8 @@ from rlhfless_functions.generation.engines.base import Engine
 from rlhfless_functions.generation.engines.choice import EngineChoice, choose_engine, make_engine
 from rlhfless_functions.generation.live_batch import LiveBatch
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.reading import announce, read_share
-from rlhfless_functions.generation.rollout_files import RolloutPublisher
-from rlhfless_functions.generation.share import Share
 from rlhfless_functions.runtime.store_errors import store_errors
-from rlhfless_functions.runtime.task import TaskContext, TaskError
+from rlhfless_functions.runtime.task import TaskContext
 from rlhfless_functions.settings import EngineSettings, ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -85,7 +82,7 @@ class Generator:
         self._load(self._engine(self._settings, model), model, weights, sources)
 
     def run(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
-        """Generate a share, or as much of it as time allows.
+        """Generate a share and what joins its batch, or as much of it as time allows.
 
         Samples that an earlier attempt finished are announced again and not generated. Partial ones are continued. When
         the task is told to stop, everything sampled so far is published, and the result counts the rest.
@@ -93,38 +90,6 @@ class Generator:
         Raises:
             TaskError: the share, the prompts or the weights can't be had, or the model has diverged.
         """
-        with store_errors():
-            if request.live is not None:
-                return self._run_live(request, context)
-            read = read_share(request)
-            announce(read, context.emit)
-            with (
-                RolloutPublisher(request.sink, read.parts, context.emit) as publisher,
-                self._episodes(request) as episodes,
-            ):
-                share = Share(request, context, read.prompts, read.earlier, publisher, self._clock, episodes)
-                if share.tasks and context.stop_reason is None:
-                    engine = self._engine(request.engine, request.model)
-                    asked = self._clock()
-                    sources = _sources(request.weights_from, request.weights_line, context)
-                    prefetched = self._load(engine, request.model, request.weights, sources)
-                    run = share.open(engine)
-                    run.await_weights()
-                    share.weights_seconds = self._clock() - asked
-                    share.weights_fetched = self._fetched(prefetched)
-                    self._watch(engine, request, context, request.weights.version, request.next_weights)
-                    try:
-                        share.generate(run, self._prefetcher)
-                    finally:
-                        self._prefetcher.pause()
-                        if context.stop_reason == "drain":
-                            self._prefetcher.stop()
-        return share.result()
-
-    def _run_live(self, request: GenerationRequest, context: TaskContext) -> GenerationResult:
-        """Generate what joins the batch of a live request."""
-        if request.environment is not None:
-            raise TaskError("bad_request", "live: samples with an environment can't join a batch that lives")
         engine = self._engine(request.engine, request.model)
 
         def load(present: NextWeights, upcoming: Sequence[NextWeights]) -> WeightsFetched:
@@ -133,7 +98,8 @@ class Generator:
             self._watch(engine, request, context, present.weights.version, upcoming)
             return self._fetched(prefetched)
 
-        return LiveBatch(request, context, engine, load, self._prefetcher, self._clock).run()
+        with store_errors(), self._episodes(request) as episodes:
+            return LiveBatch(request, context, engine, load, self._prefetcher, self._clock, episodes).run()
 
     @contextmanager
     def _episodes(self, request: GenerationRequest) -> Iterator[Episodes | None]:

@@ -90,8 +90,8 @@ def _played(
         for index in range(trial.samples)
     ]
     run = engine.start(tasks, trial.sampling, None)
-    turns = Conversations(episodes, prompts, trial.sampling.max_response_tokens, {}, ())
-    turns.open(run)
+    turns = Conversations(episodes, prompts, trial.sampling.max_response_tokens)
+    turns.begin(run, tasks, {})
     results = []
     while run.running or run.waiting or turns.away:
         results += turns.take(run, run.step())

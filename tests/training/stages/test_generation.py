@@ -35,7 +35,7 @@ async def test_every_group_comes_out_once_and_whole(
     chance = random.Random(seed)
     platform = UnreliablePlatform(chance, loss=loss, drain=drain)
     rule = RandomMoves(chance, moves)
-    groups, outcome, held = await run_stage(platform, shares_of(5, 4, actors), rule)
+    groups, _, held = await run_stage(platform, shares_of(5, 4, actors), rule)
     assert sorted(group.prompt for group in groups) == list(range(5))
     for group in groups:
         assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
@@ -45,7 +45,7 @@ async def test_every_group_comes_out_once_and_whole(
     assert held[-1] == 0, "every instance is released in the end"
     assert all(before != after for before, after in pairwise([actors, *held])), "told of changes alone"
     assert platform.most_running <= max([actors, *held]), "no more instances are asked than are held"
-    assert outcome.cuts >= platform.cut
+    assert platform.cut == 0, "no stream is cut to move samples"
     assert not platform.held
 
 
@@ -67,7 +67,9 @@ async def test_an_actor_whose_samples_all_wait_gives_its_instance_away_and_goes_
     assert len(platform.generated) == 20, "what is published is never generated again"
     assert held[-1] == 0
     assert platform.most_running <= max([actors, *held])
-    assert 0 in held[:-1] or max(held) > 1 or outcome.let_go_seconds == 0, "the only actor's instance is let go"
+    assert moves or 0 in held[:-1] or max(held) > 1 or outcome.let_go_seconds == 0, (
+        "the only actor's instance is let go"
+    )
 
 
 async def test_a_failure_that_no_instance_can_mend_ends_the_stage_with_its_message() -> None:

@@ -6,12 +6,13 @@ other samples, because its random numbers are those of its own positions.
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from rlhfless_functions.api import FinishReason
 from rlhfless_functions.data.prompts import Prompt
+from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.environments.episodes import Episodes, Observation, SampleKey, Turn
 from rlhfless_functions.generation.engines.base import EngineRun, SequenceResult, SequenceTask
 from rlhfless_functions.runtime.activity import limited_wait
@@ -32,23 +33,13 @@ class Conversations:
         episodes: the environments.
         prompts: prompts of the share by row.
         longest: most tokens of a response, given ones included.
-        given: spans that nobody sampled, of responses that were begun before.
-        away: samples whose last turn had ended before.
     """
 
-    def __init__(
-        self,
-        episodes: Episodes,
-        prompts: Mapping[int, Prompt],
-        longest: int,
-        given: Mapping[SampleKey, Given],
-        away: Collection[SampleKey],
-    ) -> None:
+    def __init__(self, episodes: Episodes, prompts: Mapping[int, Prompt], longest: int) -> None:
         self._episodes = episodes
         self._prompts = prompts
         self._longest = longest
-        self._given = {key: list(spans) for key, spans in given.items()}
-        self._ended_before = set(away)
+        self._given: dict[SampleKey, Given] = {}
         self._tasks: dict[SampleKey, SequenceTask] = {}
         """Every unfinished sample as the engine had it last, or as the environment has it now."""
         self._away: set[SampleKey] = set()
@@ -83,15 +74,30 @@ class Conversations:
         """Return the outcome of a finished episode."""
         return self._outcomes.get(key)
 
-    def open(self, run: EngineRun) -> None:
-        """Take the samples whose environments must speak next out of a new run, and ask for their answers."""
-        for task in run.take_waiting():
+    def begin(
+        self, run: EngineRun, tasks: Sequence[SequenceTask], earlier: Mapping[SampleKey, GeneratedSample]
+    ) -> None:
+        """Take the samples whose environments must speak next out of a run, and ask for their answers.
+
+        Args:
+            run: the samples wait in it.
+            tasks: the samples that begin.
+            earlier: what earlier attempts left of them.
+        """
+        asked = []
+        for task in tasks:
             key = (task.prompt, task.index)
             self._tasks[key] = task
-            if task.response_tokens and key not in self._ended_before:
-                self._add(run, task)
+            before = earlier.get(key)
+            if before is not None:
+                self._given[key] = list(before.given)
+            if not task.response_tokens or (before is not None and before.finish_reason == "turn"):
+                asked.append(task)
             else:
-                self._ask(key)
+                self._begun.add(key)
+        run.remove([task.key for task in asked])
+        for task in asked:
+            self._ask((task.prompt, task.index))
 
     def take(self, run: EngineRun, results: list[SequenceResult]) -> list[SequenceResult]:
         """Send ended turns to their environments, take in the answers that have come, and return finished samples."""

@@ -7,7 +7,7 @@ from rlhfless_functions.api import DecodeCounts, NextWeights, Preload, SampleTas
 from rlhfless_operator.planner.moves.live_batches import Batch
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.platforms.live_request import LiveRequest
-from rlhfless_operator.training.actors.actor_pool import Heard
+from rlhfless_operator.training.actors.heard import Heard
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 
 

@@ -3,8 +3,8 @@
 import time
 
 from rlhfless_functions.api import DecodeCounts, Done, Progress
-from rlhfless_operator.training.actors.actor_pool import Heard
 from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.actors.heard import Heard
 from rlhfless_operator.training.actors.live_actor import LiveActor
 
 WINDOW_SECONDS = 5.0

@@ -9,8 +9,8 @@ from rlhfless_functions.api import AddSamples, Event, GenerationRequest, Partial
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
-from rlhfless_operator.training.actors.actor_pool import key_of
 from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
+from rlhfless_operator.training.actors.heard import key_of
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.actors.sinks import SinkIndex
 
@@ -86,15 +86,7 @@ class LiveRollout:
 
     def more(self, sink: str, samples: Sequence[SampleTask]) -> AddSamples:
         """Return the line that adds samples to a share."""
-        keys = [key_of(sample) for sample in samples]
-        places = self._sinks.places(keys)
-        self._sinks.opened(sink, keys)
-        return AddSamples(
-            sink=sink,
-            samples=list(samples),
-            resume_from=[place for place in places.resume_from if place != sink],
-            known_until={place: part for place, part in places.known_until.items() if place != sink},
-        )
+        return self._sinks.add(sink, samples)
 
     def take(self, sink: str, event: Event) -> list[Key]:
         """Take in an event of a share; return the samples that have finished."""

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlhfless_functions.api import Partial, Samples
+from rlhfless_functions.api import AddSamples, Partial, Samples, SampleTask
 from rlhfless_operator.planner.moves.migration import Key
+from rlhfless_operator.training.actors.heard import key_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class SinkIndex:
         """Note that a request for these samples writes to a new sink."""
         for key in keys:
             self._sinks_of[key].append(sink)
+
+    def add(self, sink: str, samples: Sequence[SampleTask]) -> AddSamples:
+        """Return the line that adds samples to the share of a sink, and note that it writes them there."""
+        keys = [key_of(sample) for sample in samples]
+        places = self.places(keys)
+        self.opened(sink, keys)
+        return AddSamples(
+            sink=sink,
+            samples=list(samples),
+            resume_from=[place for place in places.resume_from if place != sink],
+            known_until={place: part for place, part in places.known_until.items() if place != sink},
+        )
 
     def finished(self, sink: str, event: Samples) -> None:
         """Note that a part with finished samples is in a sink."""

@@ -25,10 +25,6 @@ class Part:
         """Wait until an actor has an instance."""
         await self._queue.turn(self._own)
 
-    def take(self) -> None:
-        """Count one more actor that has an instance, without waiting for it."""
-        self._own.at_work += 1
-
     def give(self, left: int | None = None) -> None:
         """Give an instance back that an actor needs no longer.
 

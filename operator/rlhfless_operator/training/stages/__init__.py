@@ -2,7 +2,7 @@
 
 - `rollout`: generate and prepare the groups of a step. `rollout_record`: its metrics, and what later plans learn from
   it.
-- `generation`: one request an actor, with moves and losses. `prefix_plans`: let its actors share prefixes.
+- `generation`: a rollout with actors of its own, moves and losses. `prefix_plans`: let its actors share prefixes.
 - `live_actors`: the actors of an asynchronous job, whose batches go on from rollout to rollout. `live_generation`: the
   part of one rollout.
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.

@@ -1,13 +1,14 @@
-"""The generation stage: one request per actor, groups handed on as they complete, moves and losses made good.
+"""The generation stage of a rollout with actors of its own: groups handed on as they complete, moves and losses.
 
-One mechanism serves a chosen move, a killed instance, a drained one and a broken connection. The rest of an actor's
-samples goes into a new request, which finds everything that was published in the sinks of the earlier ones. An instance
-takes one request at a time. So to gather samples on a running actor, it and the others are cut, and one request asks
-for all of them. Asynchronous jobs have live actors instead (`live_actors`), and this for evaluations alone.
+Each actor is one live request (`api/live.py`). A chosen move takes the samples of an actor back, whose instance
+publishes them and is free, and adds them to the batch of another, which goes on decoding meanwhile. A killed instance,
+a drained one and a broken connection end a request. The rest of its samples goes into a new one, which finds everything
+that was published in the sinks of the earlier ones. Rollouts of asynchronous jobs share actors instead
+(`live_actors`); their evaluations are generated here.
 """
 
 import asyncio
-import math
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -17,20 +18,26 @@ from rlhfless_functions.api import (
     DecodeCounts,
     Done,
     Event,
+    Failed,
     GenerationRequest,
+    Leave,
+    LiveBatch,
     Partial,
     Progress,
     Samples,
     SampleTask,
+    Shelter,
     WeightsReference,
 )
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.planner.moves.migration import Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
+from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
-from rlhfless_operator.training.actors.actor_pool import Actor, ActorPool, Heard, key_of
 from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
-from rlhfless_operator.training.actors.moves import MoveInProgress
+from rlhfless_operator.training.actors.heard import Heard, key_of
+from rlhfless_operator.training.actors.looks import pause_after
+from rlhfless_operator.training.actors.rollout_actor import RolloutActor
 from rlhfless_operator.training.actors.sinks import SinkIndex
 from rlhfless_operator.training.instances.away import Away
 from rlhfless_operator.training.instances.instance_queue import Part
@@ -56,6 +63,8 @@ class GenerationSettings:
     """The request of an actor's attempt."""
     weights: WeightsReference
     """Weights that requests sample with."""
+    slots: int = 1
+    """Most samples that moves gather on one actor; 1 if there are no moves."""
     away: Away | None = None
     """Lets actors go while environments work; None if they are kept."""
     look_seconds: float = LOOK_SECONDS
@@ -108,7 +117,7 @@ async def generate(
 
 
 class _Stage:
-    """The generation of one step. Requests run as tasks; their outcomes are settled one after another in `run`."""
+    """The generation of one rollout. Each actor is a task."""
 
     def __init__(
         self,
@@ -127,56 +136,54 @@ class _Stage:
         self._migration = migration
         self._instances = instances
         self._on_event = on_event
-        self._pool = ActorPool()
+        self._actors: dict[str, RolloutActor] = {}
+        """Actors that have samples left, by name. Numbers are never used twice."""
+        self._numbers = itertools.count()
         self._sinks = SinkIndex(outcome.before)
-        self._move = MoveInProgress()
-        self._ended: asyncio.Queue[tuple[Actor, bool]] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
+        self._most = LiveBatch(sequences=1, prompt_tokens=1)
+        """The largest batch that moves make."""
         self._told = 0
         """Number of actors with work that was told last."""
+        self._look_at = 0.0
+        """Time before which the migration is not asked again."""
+        self._moved_at = 0.0
+        """Time of the last decision to move samples."""
 
     async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
+        tokens = self._settings.prompt_tokens
+        self._most = LiveBatch(
+            sequences=min(self._settings.slots, sum(map(len, shares))),
+            prompt_tokens=max(tokens(sample.prompt) for share in shares for sample in share),
+        )
+        self._told = len(shares)
         async with self._tasks:
             for share in shares:
-                actor = self._pool.open(share)
-                tokens = {key_of(sample): self._settings.prompt_tokens(sample.prompt) for sample in share}
-                self._migration.assigned(actor.name, tokens)
-            for actor in self._pool:
-                self._go_on(actor)
-            self._told = len(shares)
-            await self._tell_left()
-            while self._pool:
-                self._settle(*await self._ended.get())
-                await self._tell_left()
+                actor = self._open(share)
+                self._migration.assigned(actor.name, {key_of(sample): tokens(sample.prompt) for sample in share})
 
-    # --- the outcome of an actor's request ---
+    def _open(self, samples: Sequence[SampleTask]) -> RolloutActor:
+        actor = RolloutActor(next(self._numbers), list(samples))
+        self._actors[actor.name] = actor
+        self._tasks.create_task(self._serve(actor))
+        return actor
 
-    def _go_on(self, actor: Actor) -> None:
-        """Request the rest of an actor's samples, or release an actor that has none."""
-        actor.keep_unfinished(self._outcome.lengths.keys())
-        if actor.samples:
-            actor.request = self._tasks.create_task(self._request(actor))
-            # This also runs for a request that is cut before its task has begun.
-            actor.request.add_done_callback(lambda request: self._ended.put_nowait((actor, _was_lost(request))))
-        else:
-            self._pool.release(actor)
-            if actor.has_instance:
-                self._instances.give(left=self._left)
+    # --- an actor ---
 
-    def _settle(self, actor: Actor, lost: bool) -> None:
-        """Settle a request that has ended, in any way."""
-        if self._move.involves(actor.name):
-            if self._move.ended(actor.name):
-                self._regroup()
-            return
-        if lost and (rest := self._migration.lost(actor.name)) is not None:
-            tokens = self._settings.prompt_tokens
-            kept = {key: (tokens(key[0]), self._sinks.published_tokens(key)) for key in rest.samples}
-            self._migration.resumed(actor.name, kept)
-        self._go_on(actor)
+    async def _serve(self, actor: RolloutActor) -> None:
+        """Make requests until an actor has nothing left, and release it."""
+        while self._has_more(actor):
+            await self._request(actor)
+        del self._actors[actor.name]
+        if actor.has_instance:
+            self._instances.give(left=self._left)
+        await self._tell_left()
 
-    async def _request(self, actor: Actor) -> bool:
-        """Send one request and follow it to its end; return whether its instance was lost."""
+    def _has_more(self, actor: RolloutActor) -> bool:
+        return actor.keep_unfinished(self._outcome.lengths.keys())
+
+    async def _request(self, actor: RolloutActor) -> None:
+        """Send one request for the rest of an actor's samples, and follow it to its end."""
         away = self._settings.away
         if actor.all_wait and away is not None:
             await self._let_go(actor, away)
@@ -184,86 +191,107 @@ class _Stage:
         if not actor.has_instance:
             await self._instances.turn()
             actor.has_instance = True
-        began = time.monotonic()
-        sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
-        keys = [key_of(sample) for sample in actor.samples]
-        places = self._sinks.places(keys)
-        weights = self._settings.weights
-        attempt = ActorAttempt(
-            actor.name, actor.attempts, weights, actor.samples, sink, places.resume_from, places.known_until, shelter
-        )
-        request = self._settings.make_request(attempt)
-        self._outcome.sinks.append(sink)
-        self._sinks.opened(sink, keys)
-        actor.attempts += 1
-        held = self._migration.actors[actor.name].samples
-        heard = Heard({key: held[key].tokens for key in keys})
+        began, request = time.monotonic(), self._request_of(actor, shelter)
+        heard = actor.heard
         error: InstanceLostError | TaskFailedError | None = None
         try:
             async with aclosing(self._platform.run(request)) as events:
                 async for event in events:
-                    self._take(actor, event, heard, sink)
+                    self._take(actor, event)
                     self._look()
-            if heard.finished == 0 and not actor.all_wait:
+            if not (heard.finished or actor.all_wait or actor.moves):
                 error = InstanceLostError("the instance was drained before it finished a sample")
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure
         finally:
-            # This includes a request that was cut: closing its stream has let the instance publish what it had.
+            actor.request = actor.joins_since = None
             self._outcome.decoded(heard.decoding)
             self._outcome.held_seconds += time.monotonic() - began
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
-        actor.cut_at = None
+        if actor.moves:
+            self._hand_over(actor)
+        elif error is not None and (rest := self._migration.lost(actor.name)) is not None:
+            tokens = self._settings.prompt_tokens
+            kept = {key: (tokens(key[0]), self._sinks.published_tokens(key)) for key in rest.samples}
+            self._migration.resumed(actor.name, kept)
         if error is not None:
             actor.failures = 1 if heard.finished else actor.failures + 1
             self._outcome.lost += 1
             check_retry(error, actor.failures, self._settings.retries, f"generation of step {request.key.step}")
         elif heard.finished:
             actor.failures = 0
-        return error is not None
 
-    def _take(self, actor: Actor, event: Event, heard: Heard, sink: str) -> None:
+    def _request_of(self, actor: RolloutActor, shelter: Shelter | None) -> LiveRequest:
+        """Open a request for an actor's samples."""
+        sink = join(self._settings.sink_root, f"{actor.name}-{self._settings.driver}-{len(self._outcome.sinks):04d}")
+        keys = [key_of(sample) for sample in actor.samples]
+        places, weights = self._sinks.places(keys), self._settings.weights
+        attempt = ActorAttempt(
+            actor.name, actor.attempts, weights, actor.samples, sink, places.resume_from, places.known_until, shelter
+        )
+        live = self._most.model_copy(update={"sequences": max(self._most.sequences, len(keys))})
+        request = LiveRequest.of(self._settings.make_request(attempt).model_copy(update={"live": live}))
+        self._outcome.sinks.append(sink)
+        self._sinks.opened(sink, keys)
+        held = self._migration.actors[actor.name].samples
+        actor.request, actor.sink, actor.sent, actor.all_wait = request, sink, len(keys), False
+        actor.heard = Heard({key: held[key].tokens for key in keys})
+        actor.attempts += 1
+        return request
+
+    def _take(self, actor: RolloutActor, event: Event) -> None:
+        heard = actor.heard
+        if isinstance(event, Failed):
+            raise TaskFailedError(event)
         if isinstance(event, Progress):
             lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
-            heard.now(lengths)
+            if lengths or not heard.is_begun:
+                heard.now(lengths)
             if event.room is not None:
                 self._outcome.has_room(event.room)
             heard.decoding = event.decoding
             self._migration.progressed(actor.name, lengths)
+            self._has_received(actor, event.received or 0)
         elif isinstance(event, Samples):
             heard.finished += len(event.samples)
             # Samples that an earlier request had finished are announced again. They say nothing of this one's speed.
-            if event.part.startswith(sink):
-                self._sinks.finished(sink, event)
+            if event.part.startswith(actor.sink):
+                self._sinks.finished(actor.sink, event)
                 heard.now({(each.prompt, each.index): each.tokens for each in event.samples})
             self._migration.finished(actor.name, self._completion.take(event))
+            self._end_if_done(actor)
         elif isinstance(event, Partial):
-            self._sinks.flushed(sink, event)
+            self._sinks.flushed(actor.sink, event)
         elif isinstance(event, Done):
+            if event.of is not None:
+                # The whole request's follows.
+                return
             self._outcome.done(event)
-            actor.all_wait = bool(event.result.get("all_wait"))
+            actor.all_wait = bool(event.result.get("all_wait")) and actor.joins_since is None
             heard.waited = event.result.get("waited_seconds", 0.0)
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
             heard.prefixes = event.result.get("shared_prefixes", {})
-        if actor.cut_at is not None and heard.first < math.inf:
-            self._outcome.pauses.append(heard.first - actor.cut_at)
-            actor.cut_at = None
         self._on_event(actor.name, event)
+
+    def _end_if_done(self, actor: RolloutActor) -> None:
+        """End an actor's request if it has nothing left, and no move will bring it more."""
+        if not actor.expected and not self._has_more(actor):
+            actor.end()
 
     # --- actors whose samples all wait ---
 
     @property
     def _left(self) -> int:
         """Number of actors that have work, or will have it without waiting for environments."""
-        return sum(not actor.all_wait for actor in self._pool)
+        return sum(not actor.all_wait for actor in self._actors.values())
 
     async def _tell_left(self) -> None:
         if self._left != self._told:
             self._told = self._left
             await self._instances.has_left(self._told)
 
-    async def _let_go(self, actor: Actor, away: Away) -> None:
+    async def _let_go(self, actor: RolloutActor, away: Away) -> None:
         """Let an actor's instance go until an environment has answered one of its samples."""
         began = time.monotonic()
         if actor.has_instance:
@@ -276,61 +304,61 @@ class _Stage:
         actor.all_wait = False
         await self._tell_left()
 
-    # --- chosen cuts ---
+    # --- moves ---
 
     def _look(self) -> None:
-        """Ask whether samples should move; if so, cut every actor involved."""
+        """Ask whether samples should move; if so, take them back from the actors that have them."""
         now, look_seconds = time.monotonic(), self._settings.look_seconds
-        if not self._move.may_look(now):
+        if now < self._look_at:
             return
-        if any(actor.cut_at is not None or not actor.has_instance for actor in self._pool):
-            # An actor that was cut and has not resumed yet would only read the same parts once more. One that waits for
-            # an instance can neither be cut nor given more.
-            self._move.look_again_at(now + look_seconds)
+        if any(actor.request is None or actor.joins_since is not None for actor in self._actors.values()):
+            # An actor without a request has no batch to take samples from or to add them to. One that still reads what
+            # it was given would only read the same parts once more.
+            self._look_at = now + look_seconds
             return
-        self._move.begin(self._migration.decide(now), now, look_seconds)
-        for name in self._move.involved:
-            self._outcome.cuts += _cut(self._pool[name], now)
+        moves = self._migration.decide(now)
+        # Questions that take long are asked less often.
+        self._look_at = now + max(look_seconds, pause_after(time.monotonic() - now))
+        self._moved_at = now
+        for move in moves:
+            source = self._actors[move.source]
+            source.moves.append(move)
+            if move.destination is not None:
+                self._actors[move.destination].expected += 1
+            if source.request is not None:
+                source.request.send(Leave(sink=source.sink))
+                source.end()
+                self._outcome.cuts += 1
 
-    def _regroup(self) -> None:
-        """Hand the samples over and resume, once every actor of the moves has published what it had."""
-        opened = []
-        for move in self._move.moves:
-            source = self._pool[move.source]
-            source.keep_unfinished(self._outcome.lengths.keys())
-            wanted = set(move.samples)
-            keys = tuple(key for key in map(key_of, source.samples) if key in wanted)
-            if not keys:
-                continue
-            if move.destination is None:
-                target = self._pool.open([])
-                target.cut_at = source.cut_at
-                self._instances.take()
-                target.has_instance = True
-                opened.append(target)
-            else:
-                target = self._pool[move.destination]
-            source.give(keys, target)
-            self._outcome.moved += len(keys)
-            self._migration.moved(Move(move.source, keys, move.destination), target.name)
-        for actor in [*(self._pool[name] for name in self._move.involved), *opened]:
-            view = self._migration.actors.get(actor.name)
-            if view is not None:
-                # The longest are admitted first, as in the plan.
-                expected = {key: sample.remaining for key, sample in view.samples.items()}
-                actor.samples.sort(key=lambda sample: -expected.get(key_of(sample), 0.0))
-            self._go_on(actor)
-        self._move.finish()
+    def _hand_over(self, source: RolloutActor) -> None:
+        """Give samples to the actors that they move to, once the source has published what it had."""
+        moves, source.moves = source.moves, []
+        self._has_more(source)
+        for move in moves:
+            target = self._actors.get(move.destination or "")
+            if target is not None:
+                target.expected -= 1
+            if samples := source.give(set(move.samples)):
+                self._receive(target or self._open([]), move.source, samples)
+            elif target is not None:
+                self._end_if_done(target)
 
+    def _receive(self, target: RolloutActor, source: str, samples: list[SampleTask]) -> None:
+        keys = tuple(map(key_of, samples))
+        self._outcome.moved += len(keys)
+        self._migration.moved(Move(source, keys, target.name), target.name)
+        held = self._migration.actors[target.name].samples
+        # The longest are admitted first, as in the plan.
+        samples.sort(key=lambda sample: -held[key_of(sample)].remaining)
+        target.samples = [*target.samples, *samples]
+        if target.request is not None:
+            target.heard.begun.update({key: max(held[key].tokens, self._sinks.published_tokens(key)) for key in keys})
+            target.request.send(self._sinks.add(target.sink, samples))
+            target.sent += len(samples)
+            target.joins_since = self._moved_at
 
-def _cut(actor: Actor, now: float) -> bool:
-    """Cut an actor's request, unless it has ended already."""
-    assert actor.request is not None
-    cut = actor.request.cancel()
-    if cut:
-        actor.cut_at = now
-    return cut
-
-
-def _was_lost(request: asyncio.Task[bool]) -> bool:
-    return not request.cancelled() and request.exception() is None and request.result()
+    def _has_received(self, actor: RolloutActor, samples: int) -> None:
+        """Note how many samples an actor's instance has taken in."""
+        if actor.joins_since is not None and samples >= actor.sent:
+            self._outcome.pauses.append(time.monotonic() - actor.joins_since)
+            actor.joins_since = None

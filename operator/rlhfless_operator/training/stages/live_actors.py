@@ -38,7 +38,7 @@ from rlhfless_functions.api import (
 from rlhfless_operator.planner.moves.live_batches import Empty, Give, WaitingGroup, deal
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
-from rlhfless_operator.training.actors.actor_pool import key_of
+from rlhfless_operator.training.actors.heard import key_of
 from rlhfless_operator.training.actors.live_actor import Batches, LiveActor, Share, Weights
 from rlhfless_operator.training.actors.live_measurements import LiveMeasurements
 from rlhfless_operator.training.actors.live_rollout import LiveRollout

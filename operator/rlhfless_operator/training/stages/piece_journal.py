@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import BatchReference, JournalledPiece, Piece, SampleTask, piece_uri
-from rlhfless_operator.training.actors.actor_pool import key_of
+from rlhfless_operator.training.actors.heard import key_of
 
 
 class PieceJournal:

@@ -292,7 +292,7 @@ def _generation(
         run.platform,
         plan.shares,
         generated,
-        _generation_settings(run, task, reads, sharing, away),
+        _generation_settings(run, task, plan, reads, sharing, away),
         migration=migration,
         instances=instances,
         on_event=on_event,
@@ -300,10 +300,16 @@ def _generation(
 
 
 def _generation_settings(
-    run: TrainingRun, task: RolloutTask, reads: ReadsOfVersion, sharing: PrefixSharing | None, away: Away | None
+    run: TrainingRun,
+    task: RolloutTask,
+    plan: GenerationPlan,
+    reads: ReadsOfVersion,
+    sharing: PrefixSharing | None,
+    away: Away | None,
 ) -> GenerationSettings:
-    tokens = run.prompts.tokens(task.purpose)
+    tokens, moves = run.prompts.tokens(task.purpose), run.spec.planning.migration
     draft_steps = run.draft_history.steps_for
+    may_move = moves.policy != "none" and len(plan.shares) > 1
 
     def make_request(attempt: ActorAttempt) -> GenerationRequest:
         reads.asks(attempt.actor, attempt.weights.version)
@@ -315,6 +321,7 @@ def _generation_settings(
             draft_steps,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
+            further_prompts=plan.estimates if may_move else (),
         )
 
     return GenerationSettings(
@@ -324,6 +331,7 @@ def _generation_settings(
         prompt_tokens=tokens.__getitem__,
         make_request=make_request,
         weights=task.policy.begun,
+        slots=moves.slots if may_move else 1,
         away=away,
     )
 
