@@ -48,7 +48,7 @@ def test_nobody_who_drafts_beats_the_bound(shares: list[list[int]], drafts: Draf
     rules = {
         "none": None,
         "global": GlobalRatio(0.7, 64, samples=len(truth)),
-        "saving": Saving(latency, 64, period=0.2, pause_seconds=0.05, restarts_receiver=False, time_price=0.1),
+        "saving": Saving(latency, 64, period=0.2, pause_seconds=0.05, time_price=0.1),
     }
     handling = Handling(rules[name], tick_seconds=0.2, ready_seconds=3.0)
     profile = dataclasses.replace(PROFILE, latency=latency)

@@ -106,7 +106,7 @@ RULES = {
     "actor": lambda n: ActorRatio(0.5, 64),
     "global": lambda n: GlobalRatio(0.7, 64, samples=n),
     "repack": lambda n: Repack(64, period=0.5),
-    "saving": lambda n: Saving(LATENCY, 64, period=0.2, pause_seconds=0.05, restarts_receiver=False, time_price=0.1),
+    "saving": lambda n: Saving(LATENCY, 64, period=0.2, pause_seconds=0.05, time_price=0.1),
 }
 
 

@@ -84,6 +84,7 @@ class FlushingPlatform:
 
     requests: list[LiveRequest] = field(default_factory=list)
     joined: list[AddSamples] = field(default_factory=list)
+    has_joined: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
@@ -104,6 +105,7 @@ class FlushingPlatform:
         async for line in request.lines():
             if isinstance(line, AddSamples):
                 self.joined.append(line)
+                self.has_joined.set()
                 # A read of what others had published.
                 await asyncio.sleep(0.1)
                 received += len(line.samples)
@@ -114,6 +116,9 @@ class FlushingPlatform:
                     yield Samples(samples=[sample], part=f"{sink}/{number}.parquet", of=sink)
             else:
                 yield Done(result={}, of=sink)
+                # Its samples are stored, so that the end of its request is not waited for.
+                async with asyncio.timeout(60):
+                    await self.has_joined.wait()
         yield Done(result={})
 
 

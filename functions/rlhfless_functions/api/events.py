@@ -46,8 +46,6 @@ class EngineRoom(Message):
     """Sequences in a decode step."""
     kv_tokens: int = Field(ge=1)
     """Tokens in the KV cache."""
-    keeps_contexts: bool = False
-    """Whether it keeps the keys and values of cut sequences for the next request that continues them."""
     longest_draft: int = Field(default=0, ge=0)
     """Most tokens that it drafts for a sequence in a pass; 0 if it drafts none."""
 

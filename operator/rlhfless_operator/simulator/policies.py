@@ -109,14 +109,14 @@ def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: f
         longest=scenario.lengths.longest,
         time_price=price,
         pause_seconds=PAUSE_SECONDS,
-        restarts_receiver=False,
         period=0.5,
         hysteresis=0.25,
     )
 
 
 PAUSE_SECONDS = 0.3
-"""Seconds that a chosen cut costs a receiver of ours besides the prefill: end of the stream, flush, new request."""
+"""Seconds that a move costs a receiver of ours besides the prefill. In the live loop it goes on, and the moved samples
+wait."""
 
 _OURS: dict[str, Any] = {
     "planning": "optimal",

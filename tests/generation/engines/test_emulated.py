@@ -228,7 +228,7 @@ def test_sequences_wait_for_room_in_the_cache_and_in_the_batch(trace: str) -> No
         assert contexts <= budget + before * 24
     engine, _ = engine_of(trace, max_batch=5)
     run = engine.start(share(), SAMPLING, None)
-    assert run.room == EngineRoom(sequences=5, kv_tokens=10_000, keeps_contexts=True)
+    assert run.room == EngineRoom(sequences=5, kv_tokens=10_000)
     while run.running or run.waiting:
         run.step()
         assert run.running <= 5

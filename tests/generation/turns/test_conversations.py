@@ -10,12 +10,22 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhfless_functions.api import GenerationRequest, Partial, Samples, Shelter
+from rlhfless_functions.api import (
+    AddSamples,
+    GenerationRequest,
+    LiveBatch,
+    NewWeights,
+    NextWeights,
+    Partial,
+    Samples,
+    Shelter,
+)
 from rlhfless_functions.data.prompts import read_prompts
 from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
 from rlhfless_functions.environments.episodes import Observation, Turn
 from rlhfless_functions.generation import stage
 from rlhfless_functions.generation.stage import Generator
+from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.runtime.task import TaskContext, TaskError
 from rlhfless_functions.settings import EnvironmentSettings, PythonEnvironment, SamplingSettings
 from tests.generation.shares import Outcome, Ticks
@@ -150,6 +160,39 @@ def test_a_share_that_was_cut_goes_on_from_its_recorded_turns(
     asked = {(turn.sample, tuple(turn.response)) for turn in again.turns}
     assert {(turn.sample, tuple(turn.response)) for turn in game.unanswered} <= asked
     assert not {turn.sample for turn in again.turns if not turn.response} & {key for key, _ in first.announced(Partial)}
+
+
+@pytest.mark.parametrize("join_at", [5, 40, 400])
+def test_samples_that_join_a_batch_go_on_from_their_recorded_turns(
+    make: Make, plain: dict[tuple[int, int], GeneratedSample], join_at: int
+) -> None:
+    whole = make("live")
+    moved, elsewhere = whole.samples[10:], make("elsewhere", samples=whole.samples[10:], flush_seconds=0.05)
+    first = play(elsewhere, Game(), stop_at=70)
+    assert first.announced(Partial), "it was in the middle of turns"
+    inbox, events = Inbox(), list[Any]()
+    context = TaskContext(emit=events.append, inbox=inbox)
+
+    def join() -> None:
+        inbox.put(AddSamples(sink=whole.sink, samples=moved, resume_from=[elsewhere.sink]))
+        inbox.close()
+
+    generator = Generator(clock=Ticks(at={join_at: join}), episodes_of=lambda _: Game())
+    live = LiveBatch(sequences=20, prompt_tokens=50)
+    request = whole.model_copy(update={"samples": whole.samples[:10], "live": live})
+    result = generator.run(request, context)
+    assert (result.finished, result.unfinished) == (20, 0)
+    assert Outcome(result, events).finished() == plain
+
+
+def test_samples_with_an_environment_keep_their_weights(make: Make) -> None:
+    request = make("live", live=LiveBatch(sequences=20, prompt_tokens=50))
+    inbox = Inbox()
+    newer = request.weights.model_copy(update={"version": 3})
+    inbox.put(NewWeights(present=NextWeights(weights=newer)))
+    generator = Generator(episodes_of=lambda _: Game())
+    with pytest.raises(TaskError, match="samples with an environment have one share and keep their weights"):
+        generator.run(request, TaskContext(emit=lambda event: None, inbox=inbox))
 
 
 def test_an_episode_that_begins_anew_throws_its_response_away(

@@ -216,7 +216,7 @@ def test_a_move_saves_less_where_the_tail_is_drafted() -> None:
         for actor in actors:
             actor.samples[0 if actor.name == "one" else 1, 0] = Unfinished(50, 100, remaining=200.0)
         rule = Saving(
-            DraftedLatency(PLAIN, drafts), slots=64, pause_seconds=0.7, restarts_receiver=False, time_price=0.0,
+            DraftedLatency(PLAIN, drafts), slots=64, pause_seconds=0.7, time_price=0.0,
             hysteresis=0.25,
         )  # fmt: skip
         return len(rule.decide(actors, 1.0))

@@ -162,7 +162,7 @@ def test_saving_does_not_burden_an_actor_that_may_hold_a_runaway():
     def outlook(key, tokens):
         return (100.0, 0.02) if key[0] < 60 else (700.0, 0.0)
 
-    options = {"slots": 64, "pause_seconds": 0, "restarts_receiver": False, "time_price": 20}
+    options = {"slots": 64, "pause_seconds": 0, "time_price": 20}
     assert len(machine(Saving(slow, **options), shares, outlook).decide(1)) == 1
     assert machine(Saving(slow, longest=2000, **options), shares, outlook).decide(1) == []
 

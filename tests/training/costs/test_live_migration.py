@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.job.spec import RLHFJobSpec
@@ -41,7 +40,7 @@ def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
         ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": 256}),
         ({"policy": "threshold", "ratio": 0.0, "slots": 4}, ActorRatio, {"ratio": 0.0, "slots": 4}),
         ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": 256, "period": 5.0}),
-        ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": True}),
+        ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": False}),
         ({"policy": "benefit", "hysteresis": 2.0}, Saving, {"hysteresis": 2.0, "kv_tokens": math.inf}),
     ],
 )
@@ -51,27 +50,6 @@ def test_each_policy_is_its_rule_with_the_numbers_of_the_document(
     found = migration_of(tiny_job(planning={"migration": settings}))._rule
     assert isinstance(found, rule)
     assert {name: getattr(found, name) for name in numbers} == numbers
-
-
-@pytest.mark.parametrize(
-    ("engine", "room", "again"),
-    [
-        ("transformers", None, True),
-        ("auto", None, True),
-        ("vllm", None, False),
-        ("auto", EngineRoom(sequences=8, kv_tokens=10**6, keeps_contexts=True), False),
-        ("vllm", EngineRoom(sequences=8, kv_tokens=10**6), True),
-    ],
-)
-def test_a_receiver_computes_again_what_its_engine_does_not_keep(
-    tiny_job: Callable[..., Path], engine: str, room: EngineRoom | None, again: bool
-) -> None:
-    """What an instance has said goes before what the job's document lets expect."""
-    spec = load_job(tiny_job(generation={"engine": engine})).spec
-    plan = plan_of(spec, [0, 1])
-    rule = open_migration(spec, plan, LATENCY, pause_seconds=0.1, room=room)._rule
-    assert isinstance(rule, Saving)
-    assert rule.restarts_receiver is again
 
 
 def test_a_step_is_worth_more_the_less_cost_weighs(tiny_job: Callable[..., Path]) -> None:

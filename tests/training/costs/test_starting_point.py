@@ -8,7 +8,7 @@ import pytest
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.measured import MEASURED
-from rlhfless_operator.training.costs.starting_point import keeps_contexts, starting_latency
+from rlhfless_operator.training.costs.starting_point import starting_latency
 
 REHEARSAL = {"trace": "trace.parquet", "gpu": "L40S", "model": "Qwen2.5-3B"}
 
@@ -44,8 +44,3 @@ def test_a_rehearsal_begins_with_its_emulated_gpu_in_seconds_of_here(tiny_job: C
     found = starting_latency(scaled, None)
     assert found is not None
     assert found.step_seconds == pytest.approx(MEASURED["L40S", "Qwen2.5-3B", 1].linear().step_seconds / 10)
-
-
-def test_what_an_emulated_engine_keeps_is_what_the_document_says(tiny_job: Callable[..., Path]) -> None:
-    for keeps in (True, False):
-        assert keeps_contexts(load_job(tiny_job(rehearsal=REHEARSAL | {"prefixCache": keeps})).spec) is keeps

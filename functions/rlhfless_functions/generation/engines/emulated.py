@@ -208,7 +208,6 @@ class EmulatedBatch(EngineRun):
             EngineRoom(
                 sequences=emulation.max_batch,
                 kv_tokens=kv_tokens,
-                keeps_contexts=emulation.prefix_cache,
                 longest_draft=longest_draft,
             ),
         )

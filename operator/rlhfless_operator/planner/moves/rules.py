@@ -117,9 +117,9 @@ class Saving:
     time_price: float = 1.0
     """Instance-seconds that a second of the step is worth."""
     pause_seconds: float = 0.5
-    """Seconds that every chosen cut loses: the end of a stream, a request, admission."""
-    restarts_receiver: bool = True
-    """Whether the receiver is cut as well, because an instance takes one request at a time."""
+    """Seconds until samples that were taken back decode again: their publication, and the read of it."""
+    restarts_receiver: bool = False
+    """Whether the receiver computes its contexts again, as where an instance is cut to be given more."""
     hysteresis: float = 1.0
     """Ratio of the cost by which the saving must exceed the cost."""
     period: float = 1.0

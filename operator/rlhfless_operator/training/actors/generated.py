@@ -48,7 +48,7 @@ class GenerationOutcome:
     lost: int = 0
     """Number of lost instances."""
     cuts: int = 0
-    """Number of requests that were cut to move samples."""
+    """Number of requests that ended to move their samples."""
     switches: int = 0
     """Number of times that an actor was told to go on with newer weights."""
     moved: int = 0
@@ -68,7 +68,7 @@ class GenerationOutcome:
     decoding: Counter[str] = field(default_factory=Counter)
     """Counts of passes and drafted tokens over all requests; see `DecodeCounts`."""
     pauses: list[float] = field(default_factory=list)
-    """Seconds from each decision to move samples until a request resumed them."""
+    """Seconds from each decision to move samples until they were in the batch of another actor."""
     switch_pauses: list[float] = field(default_factory=list)
     """Seconds from each time that an actor was told of newer weights until it decoded with them, loading included."""
     let_go_seconds: float = 0.0
@@ -103,7 +103,6 @@ def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
     return EngineRoom(
         sequences=min(one.sequences, other.sequences),
         kv_tokens=min(one.kv_tokens, other.kv_tokens),
-        keeps_contexts=one.keeps_contexts and other.keeps_contexts,
         longest_draft=max(one.longest_draft, other.longest_draft),
     )
 

@@ -9,10 +9,9 @@ from rlhfless_operator.planner.latency.linear import Latency
 from rlhfless_operator.planner.moves.migration import Key, Migration, Rule
 from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
-from rlhfless_operator.training.costs.starting_point import keeps_contexts
 
-UNKNOWN_PAUSE_SECONDS = 0.5
-"""Seconds that a move costs besides prefill until one is measured: closing streams, the flush, a new request."""
+UNKNOWN_PAUSE_SECONDS = 0.25
+"""Seconds in which samples wait while they are moved, besides prefill, until that is measured."""
 
 
 def open_migration(
@@ -49,8 +48,6 @@ def _rule(
             longest=spec.sampling.max_response_tokens,
             time_price=plan.planned.time_price,
             pause_seconds=pause_seconds,
-            # An instance takes one request at a time, and not every engine keeps keys and values between two.
-            restarts_receiver=not (keeps_contexts(spec) if room is None else room.keeps_contexts),
             hysteresis=settings.hysteresis,
             period=settings.period,
         )

@@ -1,7 +1,7 @@
-"""The speed of an engine's GPU and its memory of contexts, before it has generated anything."""
+"""The speed of an engine's GPU, before it has generated anything."""
 
 from rlhfless_operator.job.instance_gpus import needed_gpus
-from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
+from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.devices import find_profile
 from rlhfless_operator.planner.latency.gpu_names import gpu_of
 from rlhfless_operator.planner.latency.linear import LinearLatency
@@ -31,15 +31,3 @@ def starting_latency(job: RLHFJob, product: str | None) -> LinearLatency | None:
     except ValueError:
         return None
     return latency.times(scale)
-
-
-def keeps_contexts(spec: RLHFJobSpec) -> bool:
-    """Return whether an engine still has the keys and values of samples that it was cut in when it resumes them.
-
-    This is what the job says, before an instance has reported it (`EngineRoom.keeps_contexts`).
-
-    vLLM's prefix cache has all but the block that a sample was in; transformers computes every context again.
-    """
-    if spec.rehearsal is not None:
-        return spec.rehearsal.prefix_cache
-    return spec.generation.engine == "vllm"

@@ -199,7 +199,7 @@ class _Stage:
                 async for event in events:
                     self._take(actor, event)
                     self._look()
-            if not (heard.finished or actor.all_wait or actor.moves):
+            if actor.request is not None and not (heard.finished or actor.all_wait):
                 error = InstanceLostError("the instance was drained before it finished a sample")
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure
@@ -209,9 +209,8 @@ class _Stage:
             self._outcome.held_seconds += time.monotonic() - began
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
-        if actor.moves:
-            self._hand_over(actor)
-        elif error is not None and (rest := self._migration.lost(actor.name)) is not None:
+        self._hand_over(actor)
+        if error is not None and (rest := self._migration.lost(actor.name)) is not None:
             tokens = self._settings.prompt_tokens
             kept = {key: (tokens(key[0]), self._sinks.published_tokens(key)) for key in rest.samples}
             self._migration.resumed(actor.name, kept)
@@ -265,7 +264,8 @@ class _Stage:
             self._sinks.flushed(actor.sink, event)
         elif isinstance(event, Done):
             if event.of is not None:
-                # The whole request's follows.
+                # Its share is stored. The whole request's own event follows.
+                self._hand_over(actor)
                 return
             self._outcome.done(event)
             actor.all_wait = bool(event.result.get("all_wait")) and actor.joins_since is None

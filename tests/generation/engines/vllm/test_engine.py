@@ -153,7 +153,7 @@ def test_sequences_that_outgrow_the_cache_are_preempted_and_none_is_lost(folder:
     sampling = SamplingSettings(max_prompt_tokens=64, max_response_tokens=120)
     # A block may be left over.
     assert engine.start(share(1, 1), sampling, None).room.kv_tokens in (256, 256 + CPU_BLOCK_TOKENS)
-    assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192, keeps_contexts=True)
+    assert engine.start(share(1, 1), sampling, 192).room == EngineRoom(sequences=1, kv_tokens=192)
     crowded = generate(engine, share(8, 3), sampling)
     roomy = TransformersEngine()
     roomy.load(settings_of(folder), version(folder))

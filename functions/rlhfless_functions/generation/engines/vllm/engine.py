@@ -312,7 +312,6 @@ class VllmEngine:
         room = EngineRoom(
             sequences=slots,
             kv_tokens=budget,
-            keeps_contexts=True,
             longest_draft=0 if drafting is None else drafting.num_speculative_tokens,
         )
         strings = StopStrings(self._loaded.tokenizer, sampling.stop) if sampling.stop else None
