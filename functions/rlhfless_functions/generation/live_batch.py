@@ -112,7 +112,7 @@ class LiveBatch:
         self._orders: deque[_Order] = deque()
         self._counts = BatchCounts()
         self._asked = 0.0
-        """When weights were asked for."""
+        """Time at which weights were asked for."""
         self._all_wait = False
         """Whether it ends because all samples wait for their environments."""
         self._error: TaskError | None = None
