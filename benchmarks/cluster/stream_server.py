@@ -55,10 +55,11 @@ class Stream(asyncio.Protocol):
             text = json.dumps(vars(self._counts)).encode()
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
             self._received.clear()
-        elif ended:
-            size = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
-            if len(body) >= size:
-                self._begin(json.loads(body))
+        elif ended and not self._timers:
+            # The request is the first line of the first chunk. The body stays open.
+            line, complete, _ = body.partition(b"\r\n")[2].partition(b"\n")
+            if complete:
+                self._begin(json.loads(line))
 
     def _begin(self, request: dict) -> None:
         self._received.clear()

@@ -137,8 +137,6 @@ class EmulatedPlatform:
             if isinstance(request, LiveRequest):
                 async for event in _live_batch(request, emulation):
                     yield event
-            elif isinstance(request, GenerationRequest):
-                yield _finished(request.sink, request.samples)
                 while emulation.lingering(request):
                     await asyncio.sleep(0.05)
             result = _result_of(request, self._emulation)
@@ -160,18 +158,18 @@ class EmulatedPlatform:
         self._on_state(StateChange(f"{stage}-0", stage, state, time.monotonic()))  # type: ignore[arg-type]
 
 
-def _finished(sink: str, samples: list[SampleTask], *, of: str | None = None) -> Samples:
+def _finished(sink: str, samples: list[SampleTask]) -> Samples:
     finished = [
         FinishedSample(prompt=sample.prompt, index=sample.index, tokens=8 + sample.index, finish_reason="stop")
         for sample in samples
     ]
-    return Samples(samples=finished, part=f"{sink}/0.parquet", of=of)
+    return Samples(samples=finished, part=f"{sink}/0.parquet", of=sink)
 
 
 async def _live_batch(request: LiveRequest, emulation: Emulation) -> AsyncGenerator[Event, None]:
     """The events of a live batch: what joins it has finished at once, unless it is held."""
     received, version = len(request.samples), request.weights.version
-    yield _finished(request.sink, request.samples, of=request.sink)
+    yield _finished(request.sink, request.samples)
     lines = request.lines()
     while True:
         yield Progress(finished=received, running=0, waiting=0, tokens=0, received=received, version=version)
@@ -182,10 +180,10 @@ async def _live_batch(request: LiveRequest, emulation: Emulation) -> AsyncGenera
                 while emulation.holding(joined):
                     await asyncio.sleep(0.05)
                 received += len(joined.samples)
-                yield _finished(joined.sink, joined.samples, of=joined.sink)
+                yield _finished(joined.sink, joined.samples)
             case AddSamples(sink=sink, samples=samples):
                 received += len(samples)
-                yield _finished(sink, samples, of=sink)
+                yield _finished(sink, samples)
             case NewWeights(present=present):
                 version = present.weights.version
             case Leave(sink=sink):

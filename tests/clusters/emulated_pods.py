@@ -1,11 +1,15 @@
 """Pods of an emulated Knative whose functions do what `emulated_functions` does, over the wire contract."""
 
+import asyncio
 from collections.abc import Mapping
 
 from aiohttp import web
 
-from rlhfless_functions.api import Failed, Started, dump_event, parse_request
+from rlhfless_functions.api import Failed, GenerationRequest, Started, dump_event
+from rlhfless_functions.runtime.inbox import Inbox
+from rlhfless_functions.serving.live_lines import Body
 from rlhfless_operator.platforms.base import TaskFailedError
+from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.platforms.pods.manifests import PORT
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
 from tests.clusters.running_functions import Launch, RunningFunction, listen
@@ -39,7 +43,13 @@ class EmulatedPodFunction:
         if self._busy:
             refusal = Failed(reason="busy", message="one task at a time", retryable=True)
             return web.Response(status=409, body=dump_event(refusal))
-        task = parse_request(await request.read())
+        body = Body(request.content.iter_any(), 2**26)
+        task = await body.request()
+        if isinstance(task, GenerationRequest) and task.live is not None:
+            task = LiveRequest.of(task)
+            reading = asyncio.create_task(body.lines(_Lines(task)))
+        else:
+            reading = None
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         self._busy = True
         try:
@@ -51,7 +61,18 @@ class EmulatedPodFunction:
             await response.write(dump_event(Failed(reason=error.reason, message=str(error), retryable=error.retryable)))
         finally:
             self._busy = False
+            if reading is not None:
+                reading.cancel()
         return response
+
+
+class _Lines(Inbox):
+    """Hands lines that arrive on to a live request."""
+
+    def __init__(self, request: LiveRequest) -> None:
+        super().__init__()
+        self.put = request.send  # type: ignore[method-assign]
+        self.close = request.end  # type: ignore[method-assign]
 
 
 def emulated_pods(emulation: Emulation) -> Launch:

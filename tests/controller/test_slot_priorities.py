@@ -119,7 +119,7 @@ def test_at_every_change_of_hands_the_higher_priority_goes_first_and_the_lower_o
     # An emulated pod takes its task when it is its turn: each task of the list had the slot after the one before.
     turns = [(job_of(tmp_path / jobs.namespace, request), type(request)) for request in emulation.requests]
     last = max(number for number, (job, _) in enumerate(turns) if job == "high")
-    ends = [number for number, (_, stage) in enumerate(turns[:last]) if stage is GenerationRequest]
+    ends = [number for number, (_, stage) in enumerate(turns[:last]) if issubclass(stage, GenerationRequest)]
     assert {turns[number][0] for number in ends} == set(PRIORITIES), "there was a choice after both jobs' turns"
     for number in ends:
         (job, _), (next_job, next_stage) = turns[number : number + 2]
