@@ -158,12 +158,6 @@ class EngineRun(ABC):
         """Sequences not yet admitted."""
         return len(self._waiting)
 
-    def take_waiting(self) -> list[SequenceTask]:
-        """Take the sequences that are not yet admitted out of the run; `add` brings them back."""
-        taken = list(self._waiting)
-        self._waiting.clear()
-        return taken
-
     def add(self, task: SequenceTask, *, returns: bool = False) -> None:
         """Append a sequence that is not in the run to those that wait for admission. It is one of the first ones, with
         any further tokens, or fits into the run's `Growth`.
@@ -180,7 +174,7 @@ class EngineRun(ABC):
         self._waiting.insert(next(places, len(self._waiting)), task)
 
     def remove(self, keys: Collection[SequenceKey]) -> None:
-        """Take sequences out of the run, running or waiting. Their tokens are lost to it."""
+        """Take sequences out of the run, running or waiting. Their tokens are lost to it; `add` brings them back."""
         gone = set(keys)
         self._waiting = deque(task for task in self._waiting if task.key not in gone)
         self._remove_running(gone)
