@@ -45,6 +45,8 @@ from rlhfless_operator.training.requests.tasks import check_retry
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks at whether a move pays."""
+_MOST_GROWTH = 2
+"""Samples that an actor decodes at a time after moves, as a multiple of the largest share."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class _Stage:
     async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
         tokens = self._settings.prompt_tokens
         self._most = LiveBatch(
-            sequences=min(self._settings.slots, sum(map(len, shares))),
+            # An engine may reserve memory for all of them. Those beyond wait in the instance.
+            sequences=min(self._settings.slots, _MOST_GROWTH * max(map(len, shares))),
             prompt_tokens=max(tokens(sample.prompt) for share in shares for sample in share),
         )
         self._told = len(shares)
