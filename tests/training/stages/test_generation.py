@@ -1,6 +1,7 @@
 """The generation stage: every group comes out once and whole, also if instances are lost."""
 
 import random
+from collections.abc import AsyncGenerator
 from itertools import pairwise
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_functions.api import (
+    Event,
     Failed,
     GenerationRequest,
     SampleTask,
 )
+from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.requests.tasks import StageFailedError
@@ -77,6 +80,18 @@ async def test_a_failure_that_no_instance_can_mend_ends_the_stage_with_its_messa
     platform = UnreliablePlatform(random.Random(0), failure=failure)
     with pytest.raises(StageFailedError, match="the tokenizer has more entries"):
         await run_stage(platform, shares_of(2, 2, 2))
+
+
+async def test_samples_that_an_instance_can_not_store_end_the_request_though_its_body_is_open() -> None:
+    class Full(UnreliablePlatform):
+        async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
+            message = "no space left on the device"
+            yield Failed(reason="artifact_unwritable", message=message, retryable=False, of=request.sink)
+            async for _ in request.lines():
+                pass
+
+    with pytest.raises(StageFailedError, match="no space left"):
+        await run_stage(Full(random.Random(0)), shares_of(2, 2, 1))
 
 
 async def test_a_share_that_never_progresses_is_given_up_after_its_retries(monkeypatch: pytest.MonkeyPatch) -> None:
