@@ -398,6 +398,6 @@ def startup(stage: Charged) -> str:
     return f"startup/{stage}"
 
 
-def _waking(stage: Stage) -> str:
+def _waking(stage: Charged) -> str:
     """Return the name of the times in the history in which a stage's instances wake for a task."""
     return f"waking/{stage}"
