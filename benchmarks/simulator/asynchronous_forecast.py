@@ -32,7 +32,7 @@ from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, plan
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, StageSeconds, Use, Work
-from rlhfless_operator.simulator.asynchronous.live_plans import ends_of_shares
+from rlhfless_operator.simulator.asynchronous.shares_job import ends_of_shares
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, StepShares
 from rlhfless_operator.simulator.traces import Trace, generate, write_trace
