@@ -6,10 +6,12 @@ from aiohttp import web
 
 async def pass_on(request: web.Request, session: aiohttp.ClientSession, server: str) -> web.StreamResponse:
     """The answer of a server, as it comes; 502 where none begins. `server` is a URL without a path."""
-    headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
+    dropped = ("host", "connection", "transfer-encoding")
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
     response: web.StreamResponse | None = None
     try:
-        body = await request.read()
+        # A body whose length nobody says may stay open until the answer has ended.
+        body = await request.read() if "content-length" in request.headers else request.content.iter_any()
         async with session.request(request.method, f"{server}{request.path_qs}", headers=headers, data=body) as answer:
             response = web.StreamResponse(status=answer.status, headers={"content-type": answer.content_type})
             await response.prepare(request)
