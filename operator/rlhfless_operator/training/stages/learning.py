@@ -278,7 +278,7 @@ class Learning:
 
         Args:
             following: the journal of the batch's pieces, if a learner follows it.
-            waits: whether it waits for them.
+            waits: whether it waits for them. An attempt that begins once the batch is complete does in any case.
 
         Raises:
             StageFailedError: the step can't be taken.
@@ -297,6 +297,8 @@ class Learning:
                 counts["learning/instances_chosen"] = float(size.chosen)
             self._listener.begins(counts)
             await run.capacity.use("learning", count, run.learner_preload)
+            # Once the batch is complete, one that comes again must not wait until nobody else wants its GPUs.
+            waits = waits or self._prepared_at is not None
             requests = self._requests(batch, replay, count, following, waits)
             # An earlier one may have been let go after several attempts, and none is to have its name.
             self._attempts += 1
@@ -332,6 +334,7 @@ class Learning:
                     size.fall_to(count - error.lost)
                     again = f"{lost}; taken again with {size.now} learning instances"
                     await self._go_on_with_fewer(batch.step, count, again)
+            self._listener.works = False
             retries += 1
             check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
             await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,101 @@
+"""A learner on slots that is lost while it follows a batch: once that is complete, its successor is no spare task."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlhfless_functions.api import Done, Event, LearnRequest, LearnResult, Started, TaskKey, WeightsReference
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.step.pace import LearnerPace
+from rlhfless_operator.platforms.base import InstanceLostError
+from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
+from rlhfless_operator.training.stages import learning
+from rlhfless_operator.training.stages.learning import Learning
+from tests.jobs import small_job
+
+PATIENCE = 30.0
+BATCH: Any = SimpleNamespace(step=1)
+
+
+class Step:
+    """A step whose first piece is prepared, and whose first learner works until it is killed."""
+
+    def __init__(self) -> None:
+        self.waits: list[bool] = []
+        """What each request says of waiting for pieces."""
+        self.works, self.killed = asyncio.Event(), asyncio.Event()
+        journal = SimpleNamespace(
+            batches_since_checkpoint=lambda step: [], checkpoint_step=0, ledger=None, settings=None, status=None
+        )
+        run = SimpleNamespace(
+            capacity=SimpleNamespace(
+                sleeps=True, stays=False, holds=lambda stage: True, has_room=lambda stage: True, use=self._use
+            ),
+            cost_model=SimpleNamespace(
+                learner_pace=lambda *_, **__: LearnerPace(0.0, math.inf),
+                learned=lambda learned: None,
+                letting_go_seconds=lambda steps: 0.0,
+            ),
+            follows_forecasts=False,
+            learner_preload=None,
+            learners=SimpleNamespace(now=1, met=lambda count: None),
+            platform=SimpleNamespace(run=self._run),
+            progress=SimpleNamespace(stage=lambda *_, **__: None, over=lambda *_: None),
+            prompts=SimpleNamespace(planned_steps=1, total_steps=1),
+            requests=SimpleNamespace(gang=lambda step, count: [None], learn=self._learn),
+            spec=RLHFJob.model_validate(small_job(planning={"policy": "cost"})).spec,
+            weights_traffic=WeightsTraffic(),
+        )
+        self.learning = Learning(run, journal, 1)  # type: ignore[arg-type]
+        piece = SimpleNamespace(samples=[SimpleNamespace(prompt=0)])
+        plan, pieces = SimpleNamespace(planned=SimpleNamespace(groups=None)), SimpleNamespace(pieces=[piece], folder="")
+        self.learning.expect(BATCH, plan, pieces)  # type: ignore[arg-type]
+
+    async def _use(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _learn(self, *_: Any, attempt: int, **__: Any) -> LearnRequest:
+        key = TaskKey(job_uid="u", step=1, stage="learning", part="learn", attempt=attempt)
+        return LearnRequest.model_construct(key=key, heartbeat_seconds=5.0)
+
+    async def _run(self, request: LearnRequest) -> AsyncGenerator[Event, None]:
+        self.waits.append(request.waits)
+        yield Started(instance="learner")
+        if len(self.waits) == 1:
+            self.works.set()
+            await self.killed.wait()
+            raise InstanceLostError("killed")
+        yield Done(result=LearnResult(weights=WeightsReference(version=1, uri=""), metrics={}).model_dump())
+
+
+async def test_a_learner_that_is_lost_once_the_batch_is_there_comes_back_as_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learning, "RETRY_SECONDS", 0.0)
+    step = Step()
+    async with asyncio.timeout(PATIENCE), step.learning:
+        await step.works.wait()
+        await step.learning.begin(BATCH)
+        step.killed.set()
+        await step.learning.result()
+    assert step.waits == [False, True]
+
+
+async def test_a_batch_that_is_there_while_a_lost_learner_is_to_come_back_is_learnt_from_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses = asyncio.Event()
+    monkeypatch.setattr(learning, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(learning, "check_retry", lambda *_: pauses.set())
+    step = Step()
+    async with asyncio.timeout(PATIENCE), step.learning:
+        await step.works.wait()
+        step.killed.set()
+        await pauses.wait()
+        await step.learning.begin(BATCH)
+        await step.learning.result()
+    assert step.waits == [False, True]
