@@ -43,11 +43,11 @@ class ContestedSlot:
         """Note who waits."""
         acquire = SlotPool.acquire
 
-        async def noting(pool: SlotPool, user: SlotUser, stage: Stage, hope: Hope) -> str:
+        async def noting(pool: SlotPool, user: SlotUser, stage: Stage, hope: Hope, *, spare: bool = False) -> str:
             number = next(self._numbers)
             self._waiting[number] = (user, stage)
             try:
-                return await acquire(pool, user, stage, hope)
+                return await acquire(pool, user, stage, hope, spare=spare)
             finally:
                 del self._waiting[number]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhfless_functions.api import STAGES, Done
+from rlhfless_functions.api import STAGES, Done, Stage
+from rlhfless_operator.platforms import knative
 from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
 from rlhfless_operator.platforms.turns import slot_pool
@@ -137,6 +138,36 @@ async def test_a_task_waits_until_the_one_before_it_has_ended(cluster: SlottedCl
             await asyncio.sleep(0.5)
             assert cluster.awake() == [generating]
         assert isinstance((await learning)[-1], Done)
+        assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
+
+
+async def test_a_task_that_takes_spare_slots_comes_after_one_of_another_job_that_came_later(
+    cluster: SlottedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knative, "takes_spare_slots", lambda request: request.key.stage == "learning")
+    slots = cluster.slots()
+    ended: list[Stage] = []
+    one, other = await cluster.owner("one"), await cluster.owner("other")
+    async with (
+        cluster.job(one, stages=("generation", "learning"), slots=slots) as first,
+        cluster.job(other, stages=("generation",), slots=slots) as second,
+    ):
+        for job, stages in ((first, ("generation", "learning")), (second, ("generation",))):
+            for stage in stages:
+                await job.platform.hold(stage, 1)
+            await job.until(len(stages), "asleep")
+
+        async def work(job: JobUnderTest, stage: Stage) -> None:
+            assert isinstance((await job.run("work=0", stage))[-1], Done)
+            ended.append(stage)
+
+        async with first.running("work=600"):
+            tasks = []
+            for number, (job, stage) in enumerate(((first, "learning"), (second, "generation")), start=1):
+                tasks.append(asyncio.ensure_future(work(job, stage)))
+                await until(lambda number=number: len(slots.pool._waiting) == number)
+        await asyncio.gather(*tasks)
+        assert ended == ["generation", "learning"]
         assert cluster.most_awake([pod.name for pod in cluster.knative.pods]) == 1
 
 
