@@ -391,7 +391,7 @@ def test_a_learner_in_turns_that_is_killed_in_mid_step_goes_by_the_journal(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_gpus")
-def test_a_driver_that_is_killed_while_its_learner_uses_the_gpus_of_actors_is_gone_on_from_by_the_journal(
+def test_a_driver_that_is_stopped_while_its_learner_uses_the_gpus_of_actors_is_gone_on_from_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tiny_job("stopped-in-turns", **IN_TURNS)
