@@ -33,9 +33,22 @@ class Server:
         speaks: `openenv`, `http` (no WebSocket, as before 0.2), `other` (messages of another protocol), `greets` (sends
             a message before it is asked), or `nothing` (closes each connection).
         delay: seconds that an action takes.
+        held: whether further handshakes wait for room, as at Knative's activator.
     """
 
-    def __init__(self, *, tools: bool = True, capacity: int = 64, speaks: str = "openenv", delay: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        tools: bool = True,
+        capacity: int = 64,
+        speaks: str = "openenv",
+        delay: float = 0.0,
+        held: bool = False,
+    ) -> None:
+        self.held = held
+        self.handshakes = 0
+        self.refusals: list[int] = []
+        """The statuses that answer the next handshakes."""
         self.delay = delay
         self.tools = tools
         self.capacity = capacity
@@ -91,7 +104,14 @@ class Server:
     async def _schema(self, request: web.Request) -> web.Response:
         return web.json_response({"action": ACTION, "observation": {}, "state": {}})
 
-    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        self.handshakes += 1
+        if self.refusals:
+            return web.Response(status=self.refusals.pop())
+        while self.held and self.open >= self.capacity:
+            if request.transport is None or request.transport.is_closing():
+                return web.Response()
+            await asyncio.sleep(0.005)
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         if self.speaks == "greets":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.environments.episodes import Turn
+from rlhfless_functions.environments.making import _started
 from rlhfless_functions.environments.openenv import OpenEnvHost
 from rlhfless_functions.environments.sessions import EnvironmentUnusableError, EpisodeKilledError
 from rlhfless_functions.runtime.task import TaskError
@@ -191,6 +192,46 @@ def test_samples_wait_while_the_server_is_full(playing: Playing) -> None:
     assert totals == ["2"] * 8 and server.most_open == 2
 
 
+def test_samples_wait_while_a_gateway_holds_them_as_its_servers_are_full() -> None:
+    with Server(capacity=1, held=True) as server:
+        host = OpenEnvHost(settings_of(server.url))
+        host._start_limit = 0.1
+        host._settings = host._settings.model_copy(update={"tool_seconds": 0.1})
+        first, second = host.begin(), host.begin()
+        first.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
+        before, answers = server.handshakes, []
+
+        def episode() -> None:
+            answers.append(second.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0))
+
+        waiting = threading.Thread(target=episode)
+        waiting.start()
+        while server.handshakes < before + 5 and waiting.is_alive():
+            time.sleep(0.01)
+        first.close()
+        waiting.join()
+        second.close()
+        host.close()
+    assert len(answers) == 1
+
+
+def test_a_server_that_others_have_filled_is_asked_again_by_another_task() -> None:
+    with Server(capacity=0, held=True) as server:
+        settings = settings_of(server.url, openenv={"url": server.url, "start_seconds": 0.2})
+        with pytest.raises(TaskError, match=r"no server that answers at .* within 0\.2 s") as caught:
+            _started(settings)
+        assert caught.value.retryable
+        assert server.handshakes <= 1, "startSeconds limits all attempts together"
+
+
+@pytest.mark.parametrize("status", [404, 429, 503])
+def test_a_gateway_that_does_not_know_the_server_yet_is_asked_again(status: int) -> None:
+    with Server() as server:
+        server.refusals = [status, status]
+        OpenEnvHost(settings_of(server.url)).close()
+        assert server.handshakes == 3
+
+
 def test_the_end_of_a_share_does_not_wait_for_a_full_server(playing: Playing) -> None:
     play, _ = playing(capacity=1)
     play.host.begin().ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
@@ -244,7 +285,7 @@ def test_a_server_that_does_not_come_back_ends_the_job_with_its_address(playing:
 )
 def test_a_server_of_another_protocol_is_refused_with_the_reason(speaks: str, message: str) -> None:
     with Server(speaks=speaks) as server, pytest.raises(EnvironmentUnusableError, match=message):
-        OpenEnvHost(settings_of(server.url))
+        OpenEnvHost(settings_of(server.url, openenv={"url": server.url, "start_seconds": 2.0}))
 
 
 @pytest.mark.parametrize(("speaks", "message"), [("nothing", "closes each connection"), (None, "has no server at ws")])

@@ -16,7 +16,7 @@ from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.environments.host import EpisodeHost
 from rlhfless_functions.environments.openenv import OpenEnvHost
 from rlhfless_functions.environments.playing import PlayedEpisodes
-from rlhfless_functions.environments.sessions import EnvironmentUnusableError, Host
+from rlhfless_functions.environments.sessions import EnvironmentUnusableError, EpisodeUnreachableError, Host
 from rlhfless_functions.environments.tool_calls import CallParser, check_tools
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
@@ -148,7 +148,9 @@ def _started(settings: EnvironmentSettings) -> Host:
     try:
         return EpisodeHost(settings) if settings.openenv is None else OpenEnvHost(settings)
     except EnvironmentUnusableError as error:
-        raise TaskError("environment_failed", f"the environment {error}") from error
+        # A server that others have filled, or that starts slowly, may answer the next attempt.
+        unreachable = isinstance(error.__cause__, EpisodeUnreachableError)
+        raise TaskError("environment_failed", f"the environment {error}", retryable=unreachable) from error
 
 
 def _original(model: ModelSettings) -> WeightsReference:

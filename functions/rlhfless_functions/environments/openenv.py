@@ -5,7 +5,6 @@ replays a `replayable` episode, or counts it as failed.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -48,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class _FullError(EpisodeUnreachableError):
-    """The server has as many sessions as it allows."""
+    """The server has as many sessions as it allows. It says so, or its gateway holds further ones until one ends."""
 
 
 class OpenEnvHost:
@@ -76,8 +75,10 @@ class OpenEnvHost:
         """A full server is asked by one session at a time."""
         self._changed = time.monotonic()
         """Time when a session of this host began or ended last."""
+        self._answered = -math.inf
+        """Time when the server answered last."""
         try:
-            with limited_wait(2 * self._start_limit + _CONNECT_SECONDS + settings.tool_seconds):
+            with limited_wait(self._start_limit + 2 * _CONNECT_SECONDS + settings.tool_seconds):
                 self.schemas, self.actions = self._do(self._learnt()).result()
         except (EpisodeFailedError, SessionLostError) as error:
             self.close()
@@ -110,42 +111,50 @@ class OpenEnvHost:
 
     async def _connected(self, patience: float) -> "_Connection":
         """Connect. Wait while the server is full, and at most so long if nothing answers."""
-        with contextlib.suppress(EpisodeUnreachableError):
-            # Not in turns: as many servers are started as there are attempts, where they are started for them.
-            return await self._attempt()
-        async with self._turn:
-            began = time.monotonic()
-            while True:
-                try:
-                    connection = await self._attempt()
-                except _FullError as error:
-                    problem: EpisodeFailedError = error
-                    late = max(began, self._changed) + 2 * self._settings.episode_seconds
-                except EpisodeUnreachableError as error:
-                    problem, late = error, began + patience
-                else:
-                    return connection
-                if time.monotonic() >= late:
-                    raise problem
-                await asyncio.sleep(_PAUSE)
+        began = time.monotonic()
 
-    async def _attempt(self) -> "_Connection":
+        def late(problem: EpisodeUnreachableError) -> float:
+            if isinstance(problem, _FullError):
+                return max(began, self._changed) + 2 * self._settings.episode_seconds
+            return max(began, self._answered) + patience
+
+        try:
+            # Not in turns: as many servers are started as there are attempts, where they are started for them.
+            return await self._attempt(self._start_limit)
+        except EpisodeUnreachableError as error:
+            problem = error
+        async with self._turn:
+            while (left := late(problem) - time.monotonic()) > 0:
+                try:
+                    return await self._attempt(min(left, self._start_limit))
+                except EpisodeUnreachableError as error:
+                    problem = error
+                await asyncio.sleep(_PAUSE)
+        raise problem
+
+    async def _attempt(self, seconds: float) -> "_Connection":
         if self._http is None:
             limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS)
             self._http = aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0))
         url = self._socket_url
         try:
             # A server that is started for this connection answers once it runs.
-            async with asyncio.timeout(self._start_limit):
+            async with asyncio.timeout(seconds):
                 socket = await self._http.ws_connect(url, max_msg_size=_LARGEST_MESSAGE)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EpisodeUnreachableError(f"has no server at {url} ({error})") from None
         except TimeoutError:
-            raise EpisodeUnreachableError(
-                f"has no server that answers at {url} within {self._start_limit:g} s"
-            ) from None
+            problem = f"has no server that answers at {url} within {self._start_limit:g} s"
+            if self._answered == -math.inf:
+                raise EpisodeUnreachableError(problem) from None
+            # It has answered before. A cluster's gateway holds sessions for which no server has room.
+            raise _FullError(f"{problem}; it may be full: give it more sessions or containers") from None
         except aiohttp.WSServerHandshakeError as error:
             if error.status >= 500:
                 raise EpisodeUnreachableError(f"has a server at {url} that answers {error.status}") from None
-            raise EpisodeFailedError(
+            # A gateway answers 404 while it does not know the server yet.
+            kind = EpisodeUnreachableError if error.status in (404, 429) else EpisodeFailedError
+            raise kind(
                 f"has a server at {url} that opens no WebSocket (it answers {error.status}); environment.openenv.url is"
                 " the address of a server of OpenEnv 0.2 or later, without /ws"
             ) from None
@@ -157,6 +166,7 @@ class OpenEnvHost:
             await connection.exchange("state", None, _CONNECT_SECONDS)
         except ServerError as error:
             if error.code == "CAPACITY_REACHED":
+                self._answered = time.monotonic()
                 await connection.close()
                 raise _FullError(
                     f"has a server at {url} that is full ({error}); give it more sessions (max_concurrent_envs)"
@@ -169,7 +179,7 @@ class OpenEnvHost:
         except BaseException:
             await connection.close()
             raise
-        self._changed = time.monotonic()
+        self._changed = self._answered = time.monotonic()
         return connection
 
     async def _learnt(self) -> tuple[list[dict[str, Any]], Actions]:
