@@ -83,6 +83,20 @@ async def test_what_somebody_else_made_is_left_alone(cluster: EmulatedCluster) -
             pass
 
 
+async def test_a_job_that_ends_removes_nothing_of_somebody_else(cluster: EmulatedCluster) -> None:
+    metadata = {"name": "job-environment", "namespace": cluster.namespace}
+    template = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
+    service = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "spec": {"template": template}}
+    policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}}}
+    async with cluster.job() as job:
+        await job.client.services.create({**service, "metadata": metadata})
+        await job.client.resource(POLICIES).create({**policy, "metadata": metadata})
+        await job.platform.close()
+        await job.platform.remove()
+        for left in (job.client.services, job.client.resource(POLICIES)):
+            assert [each.metadata.name for each in (await left.list(cluster.namespace)).items] == ["job-environment"]
+
+
 async def test_what_an_earlier_job_of_the_name_left_is_waited_for(cluster: EmulatedCluster) -> None:
     earlier = await cluster.owner("job")
     async with cluster.job(earlier):

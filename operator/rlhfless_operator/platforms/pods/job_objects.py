@@ -130,18 +130,28 @@ class JobObjects:
         Raises:
             PlatformUnavailableError: the API server does not answer, or refuses.
         """
-        namespace = self._job.namespace
+        job = self._job.name
+        policies = (
+            manifests.policy_name(job),
+            environment_policy_name(job),
+            manifests.gang_policy_name(job, "learning"),
+            manifests.gang_policy_name(job, "generation"),
+        )
+        services = (*(each.name for each in self._functions), manifests.service_name(job, "environment"))
         try:
             await asyncio.gather(
-                *(self._services.delete(namespace, function.name) for function in self._functions),
-                self._services.delete(namespace, manifests.service_name(self._job.name, "environment")),
-                self._policies.delete(namespace, environment_policy_name(self._job.name)),
-                self._policies.delete(namespace, manifests.policy_name(self._job.name)),
-                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "learning")),
-                self._policies.delete(namespace, manifests.gang_policy_name(self._job.name, "generation")),
+                *(self._delete(self._services, name) for name in services),
+                *(self._delete(self._policies, name) for name in policies),
             )
         except ApiError as error:
             raise _explained(error, self._job, self._settings) from error
+
+    async def _delete(self, resources: ResourceClient[Object], name: str) -> None:
+        """Delete an object of this job. One of somebody else with its name stays."""
+        with contextlib.suppress(NotFoundError, ConflictError):
+            found = await resources.get(self._job.namespace, name)
+            if any(owner.uid == self._job.uid for owner in found.metadata.owner_references):
+                await resources.delete(self._job.namespace, name, uid=found.metadata.uid)
 
     async def _token(self) -> str:
         name = manifests.secret_name(self._job.name)
