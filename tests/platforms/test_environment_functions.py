@@ -1,14 +1,16 @@
 """The servers of an environment beside the stages of a job: on a real API server, with an emulated Knative."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Started
+from rlhfless_functions.api import Event, Failed, FailureReason, Started
 from rlhfless_functions.settings import EnvironmentSettings, OpenEnvEnvironment
 from rlhfless_operator.job.pods import PodsSpec
+from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.pods.environment_manifests import EnvironmentFunction
 from rlhfless_operator.platforms.pods.job_objects import POLICIES
 from rlhfless_operator.platforms.pods.manifests import MIN_SCALE, JobIdentity
@@ -65,6 +67,33 @@ async def test_a_platform_that_closes_keeps_no_pods(cluster: EmulatedCluster) ->
             await until(lambda: bool(job.now("busy")))
             await job.platform.close()
             assert await least(cluster) == "0"
+
+
+async def test_a_failed_environment_tells_the_problem_of_its_pods(
+    cluster: EmulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no CPU"}
+    reason: FailureReason = "environment_failed"
+
+    async def failing(request: Any) -> AsyncIterator[Event]:
+        yield Failed(reason=reason, message="the environment has no server", retryable=True, of="other")
+        raise TaskFailedError(Failed(reason=reason, message="the environment has no server", retryable=True))
+
+    async with open_job(cluster) as job:
+        monkeypatch.setattr(job.platform, "_run", failing)
+        cluster.knative.pod_status = {"phase": "Pending", "conditions": [unscheduled]}
+        kept = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
+        await job.client.revisions.patch(cluster.namespace, "job-environment-00001", kept)
+        await until(lambda: bool(job.platform._environment._problem))
+        told = r"the environment has no server; its pods: job-environment-\S+: Unschedulable: no CPU"
+        with pytest.raises(TaskFailedError, match=told) as caught:
+            async for event in job.platform.run(acting()):
+                assert isinstance(event, Failed) and re.fullmatch(told, event.message)
+        assert caught.value.retryable
+        reason = "data_invalid"
+        with pytest.raises(TaskFailedError, match=r"no server$"):
+            async for _ in job.platform.run(acting()):
+                pass
 
 
 async def test_tasks_get_its_address_and_keep_its_pods(

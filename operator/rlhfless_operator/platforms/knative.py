@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from rlhfless_functions.api import Event, Preload, RunRequest, Stage, Started, ends_task
+from rlhfless_functions.api import Event, Failed, Preload, RunRequest, Stage, Started, ends_task
 from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
@@ -97,7 +97,8 @@ class KnativePlatform:
             stage: StagePods(stage, on_state, self._noticing(stage), begin_asleep=function.slots is not None)
             for stage, function in functions.items()
         }
-        self._environment = EnvironmentPods(client.revisions, job.namespace, on_state, on_problem)
+        most = 0 if environment is None else environment.most
+        self._environment = EnvironmentPods(client.revisions, job.namespace, on_state, on_problem, most)
         self._scalers: dict[Charged, StageScaler] = {}
         self._endpoints: Mapping[Charged, Endpoint] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,9 +190,13 @@ class KnativePlatform:
             if needs_server(request):
                 request = addressed(request, self._endpoints["environment"].address)
                 acting.enter_context(self._environment.used())
-            async with aclosing(self._run(request)) as events:
-                async for event in events:
-                    yield event
+            try:
+                async with aclosing(self._run(request)) as events:
+                    async for event in events:
+                        yield self._environment.explained(event) if isinstance(event, Failed) else event
+            except TaskFailedError as error:
+                failed = Failed(reason=error.reason, message=str(error), retryable=error.retryable)
+                raise TaskFailedError(self._environment.explained(failed)) from error
 
     async def _run(self, request: RunRequest) -> AsyncGenerator[Event, None]:
         stage = request.key.stage

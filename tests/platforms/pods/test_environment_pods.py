@@ -11,6 +11,8 @@ from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.platforms.pods.environment_pods import EnvironmentPods
 from rlhfless_operator.platforms.pods.pod_watch import PodView
 
+REVISION = "chat-environment-00002"
+
 
 class Revisions:
     """Remembers the least numbers that it is given."""
@@ -20,7 +22,7 @@ class Revisions:
         self.fails = 0
 
     async def patch(self, namespace: str, name: str, body: dict[str, Any]) -> None:
-        assert (namespace, name) == ("team", "chat-environment-00001")
+        assert (namespace, name) == ("team", REVISION)
         if self.fails:
             self.fails -= 1
             raise UnavailableError(503, "", "the API server is away")
@@ -30,16 +32,16 @@ class Revisions:
 class Book:
     """A book under test, and what it has told."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 16) -> None:
         self.revisions = Revisions()
         self.changes: list[StateChange] = []
         self.problems: list[str] = []
         revisions = cast(ResourceClient[Revision], self.revisions)
-        self.pods = EnvironmentPods(revisions, "team", self.changes.append, self.problems.append)
+        self.pods = EnvironmentPods(revisions, "team", self.changes.append, self.problems.append, most)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.pods.run("chat-environment-00001"))
+        task = asyncio.create_task(self.pods.run(REVISION))
         yield
         task.cancel()
 
@@ -58,7 +60,7 @@ class Book:
 
 def view(name: str, *, ready: bool = False, **given: Any) -> PodView:
     fields: dict[str, Any] = {"ip": None, "deletion_cost": None, "problem": "", "fatal": False}
-    fields |= {"deleting": False, "ended": False, **given}
+    fields |= {"deleting": False, "ended": False, "revision": REVISION, **given}
     return PodView(name, f"uid-{name}", "environment", datetime.now(UTC), ready=ready, **fields)
 
 
@@ -82,13 +84,15 @@ def test_an_evicted_pod_and_all_pods_of_a_replaced_driver_have_ended_for_it() ->
     assert book.pods.names == []
 
 
-def test_a_problem_is_reported_once() -> None:
+def test_a_problem_is_reported_once_and_so_is_its_end() -> None:
     book = Book()
     for _ in range(2):
         book.pods.changed(view("a", problem="ErrImagePull: no such image"))
     book.pods.changed(view("a", ready=True))
     book.pods.changed(view("a", problem="OOMKilled"))
-    assert book.problems == ["environment: a: ErrImagePull: no such image", "environment: a: OOMKilled"]
+    book.pods.gone(view("a"))
+    first, last = "environment: a: ErrImagePull: no such image", "environment: a: OOMKilled"
+    assert book.problems == [first, "environment: ", last, "environment: "]
 
 
 async def test_no_pod_is_removed_while_samples_act() -> None:
@@ -105,6 +109,19 @@ async def test_no_pod_is_removed_while_samples_act() -> None:
             book.pods.gone(view("b"))
             await book.least("0", "1", "2")
         await book.least("0", "1", "2", "0")
+
+
+async def test_only_pods_of_its_revision_are_kept_and_no_more_than_may_be() -> None:
+    book = Book(most=2)
+    async with book.running():
+        await book.least("0")
+        with book.pods.used():
+            for name in "abcd":
+                book.pods.changed(view(name, ready=True, revision="chat-environment-00001"))
+            await book.least("0")
+            for name in "efg":
+                book.pods.changed(view(name, ready=True))
+            await book.least("0", "2")
 
 
 async def test_pods_that_an_earlier_driver_kept_are_let_go() -> None:

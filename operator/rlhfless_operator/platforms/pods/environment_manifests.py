@@ -43,6 +43,11 @@ class EnvironmentFunction:
         """Name of the Knative Service."""
         return service_name(self.job.name, "environment")
 
+    @property
+    def most(self) -> int:
+        """Most pods."""
+        return self.server.containers or _MOST_CONTAINERS
+
 
 def environment_pods(own: PodsSpec, defaults: PodsSpec) -> PodsSpec:
     """Return the settings of an environment's pods: its own, and of the cluster's defaults only where pods run. The
@@ -86,7 +91,7 @@ def environment_service(function: EnvironmentFunction, settings: ClusterSettings
                 "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
                 "autoscaling.knative.dev/initial-scale": str(settings.initial_scale),
                 MIN_SCALE: "0",
-                MAX_SCALE: str(server.containers or _MOST_CONTAINERS),
+                MAX_SCALE: str(function.most),
                 "autoscaling.knative.dev/metric": "concurrency",
                 "autoscaling.knative.dev/target": str(sessions),
                 "autoscaling.knative.dev/target-utilization-percentage": "100",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rlhfless_functions.api import Failed
 from rlhfless_operator.knative import ApiError, ResourceClient, Revision
 from rlhfless_operator.platforms.base import InstanceState, StateChange, StateListener
 from rlhfless_operator.platforms.pods.manifests import MIN_SCALE
@@ -26,7 +27,9 @@ class EnvironmentPods:
         revisions: client of Revisions.
         namespace: namespace of the job.
         on_state: called with every change of a pod's state.
-        on_problem: called when the problem of the pods changes, with `environment: text`.
+        on_problem: called when the problem of the pods changes, with `environment: text`; the text is empty when
+            it is over.
+        most: the most pods that are kept.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class EnvironmentPods:
         namespace: str,
         on_state: StateListener,
         on_problem: Callable[[str], None],
+        most: int,
     ) -> None:
         self._revisions = revisions
         self._namespace = namespace
         self._on_state = on_state
         self._on_problem = on_problem
+        self._most = most
         self._pods: dict[str, tuple[InstanceState, PodView]] = {}
         self._users = 0
         self._changed = asyncio.Event()
@@ -71,9 +76,10 @@ class EnvironmentPods:
         self._revision = revision
         applied: int | None = None
         while True:
-            least = sum(state != "draining" for state, _ in self._pods.values()) if self._users else 0
+            # Pods of an older Revision go by themselves, and must not be replaced.
+            kept = sum(state != "draining" and view.revision == revision for state, view in self._pods.values())
             # A pod that is removed meanwhile must not lower it.
-            least = max(least, applied or 0) if self._users else 0
+            least = max(min(kept, self._most), applied or 0) if self._users else 0
             if least != applied:
                 try:
                     await self._bound(revision, least)
@@ -108,6 +114,12 @@ class EnvironmentPods:
             self._tell(view.name, "ended")
             self._report()
 
+    def explained(self, failed: Failed) -> Failed:
+        """Return a task's failure, with the problem of the pods where that may be the reason."""
+        if failed.reason != "environment_failed" or not self._problem:
+            return failed
+        return failed.model_copy(update={"message": f"{failed.message}; its pods: {self._problem}"})
+
     def forget(self) -> None:
         """Stop keeping the book, because another driver does from now on."""
         for name in self.names:
@@ -125,7 +137,6 @@ class EnvironmentPods:
     def _report(self) -> None:
         problems = {name: view.problem for name, (_, view) in self._pods.items() if view.problem}
         problem = "; ".join(f"{name}: {text}" for name, text in problems.items())
-        # It is over with the next pod that is ready.
-        if problem and problem != self._problem:
+        if problem != self._problem:
             self._on_problem(f"environment: {problem}")
         self._problem = problem

@@ -31,6 +31,7 @@ _FATAL_REASONS = frozenset(
     }
 )  # fmt: skip
 """Reasons of a waiting container that waiting does not fix."""
+_REVISION = "serving.knative.dev/revision"
 _PREPARED = "PodReadyToStartContainers"
 """Condition of a pod whose claims, volumes and network are ready. Images are pulled after that."""
 
@@ -109,6 +110,8 @@ class PodView:
     """Whether it waits for a node with enough memory."""
     unprepared: bool = False
     """Whether its node has not yet prepared what its containers need: claims, volumes and a network."""
+    revision: str = ""
+    """Name of its Revision."""
     process: str | None = None
     """Start time of its function's process, in Kubernetes' format; None while none runs."""
 
@@ -150,6 +153,7 @@ def view_of(pod: Pod) -> PodView | None:
         fatal=fatal,
         node=pod.spec.node_name,
         lacks_memory=not deleting and problem.startswith("Unschedulable: ") and "Insufficient memory" in problem,
+        revision=pod.metadata.labels.get(_REVISION, ""),
         process=_process(pod.status),
         slots=tuple(named.split(",")) if (named := pod.metadata.annotations.get(SLOTS)) else (),
         claims=tuple(claim.resource_claim_name for claim in pod.spec.resource_claims if claim.resource_claim_name),

@@ -10,8 +10,13 @@ class ForeignFoldersError(UserError):
     """A job's pods would mount folders of the artifact store that are not its namespace's."""
 
 
-def check_store_mounts(manifest: dict[str, Any], settings: ClusterSettings, namespace: str) -> None:
+def check_store_mounts(
+    manifest: dict[str, Any], settings: ClusterSettings, namespace: str, field: str = "spec.pods"
+) -> None:
     """Check the mounts of a finished Knative Service. A job's template may have replaced any of them.
+
+    Args:
+        field: path of the pods in the job's document.
 
     Raises:
         ForeignFoldersError: a container mounts more of the store's claim than its namespace's folder.
@@ -27,7 +32,7 @@ def check_store_mounts(manifest: dict[str, Any], settings: ClusterSettings, name
             mounts = [mount for mount in _mappings(container.get("volumeMounts")) if mount.get("name") in names]
             if names & devices or not all(_is_own(mount, namespace) for mount in mounts):
                 raise ForeignFoldersError(
-                    f"spec.pods: the claim {claim} holds the artifacts of all namespaces; mount only the folder"
+                    f"{field}: the claim {claim} holds the artifacts of all namespaces; mount only the folder"
                     f" {namespace} of it, by subPath: {namespace}, or remove the mount"
                 )
 
