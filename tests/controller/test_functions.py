@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.controller.functions import environment_of, functions_of
+from rlhfless_operator.controller.environments import NoWayToServersError, environment_of
+from rlhfless_operator.controller.functions import functions_of
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.job.spec import API_VERSION, KIND
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
@@ -31,30 +32,44 @@ def test_the_pods_of_a_rehearsal_are_told_which_gpus_they_emulate() -> None:
         assert function.env == {}
 
 
-def test_a_job_that_runs_its_environment_reaches_it_through_knative() -> None:
-    served = job(
-        environment={"openenv": {"image": "maze:1", "sessions": 4}, "pods": {"env": {"A": "1"}}},
-        rewards=[{"name": "solved", "environment": {}}],
-        pods={"env": {"B": "2"}},
-    )
-    function = environment_of(IDENTITY, served, SETTINGS.model_copy(update={"pods": PodsSpec(runtime_class="gvisor")}))
+SERVED = job(
+    environment={"openenv": {"image": "maze:1", "sessions": 4}, "pods": {"env": {"A": "1"}}},
+    rewards=[{"name": "solved", "environment": {}}],
+    pods={"env": {"B": "2"}},
+)
+
+
+def test_an_environment_has_nothing_of_the_jobs_other_pods() -> None:
+    function = environment_of(IDENTITY, SERVED, SETTINGS.model_copy(update={"pods": PodsSpec(runtime_class="gvisor")}))
     assert function is not None
     assert (function.server.image, function.name) == ("maze:1", "job-environment")
-    # Of the job's other pods it has nothing.
     assert (function.pods.env, function.pods.runtime_class) == ({"A": "1"}, "gvisor")
+
+
+@pytest.mark.parametrize("ingress", [None, "http://kourier-internal.kourier-system.svc"])
+def test_restricted_pods_reach_the_gateway_of_its_environment_or_the_job_is_refused(ingress: str | None) -> None:
+    restricted = SETTINGS.model_copy(update={"egress": "restricted", "ingress": ingress})
     member = PoolMember("uid", "team", "job", {})
-    for stage in functions_of(IDENTITY, member, served, "/artifacts/team/runs/job", SETTINGS, {}).values():
-        assert "http://activator.knative-serving.svc" in stage.connects_to
+    for stage in functions_of(IDENTITY, member, SERVED, "/artifacts/team/runs/job", restricted, {}).values():
+        assert stage.connects_to == ({"https://huggingface.co"} | ({ingress} if ingress else set()))
+    if ingress is None:
+        with pytest.raises(NoWayToServersError, match=r"^spec.environment.openenv: .* listed in networkPolicy"):
+            environment_of(IDENTITY, SERVED, restricted)
+        allowed = restricted.model_copy(update={"egress_rules": [{"to": [{"namespaceSelector": {}}]}]})
+        assert environment_of(IDENTITY, SERVED, allowed) is not None
+    else:
+        assert environment_of(IDENTITY, SERVED, restricted) is not None
 
 
 @pytest.mark.parametrize("environment", [None, {"openenv": {"url": "http://maze.environments.svc:8000"}}])
 def test_other_jobs_run_none(environment: dict[str, Any] | None) -> None:
     score = [{"name": "solved", "environment": {}}]
     other = job() if environment is None else job(environment=environment, rewards=score)
-    assert environment_of(IDENTITY, other, SETTINGS) is None
+    known = SETTINGS.model_copy(update={"egress": "restricted", "ingress": "http://gateway.knative.svc"})
+    assert environment_of(IDENTITY, other, known) is None
     member = PoolMember("uid", "team", "job", {})
-    for stage in functions_of(IDENTITY, member, other, "/artifacts/team/runs/job", SETTINGS, {}).values():
-        assert "http://activator.knative-serving.svc" not in stage.connects_to
+    for stage in functions_of(IDENTITY, member, other, "/artifacts/team/runs/job", known, {}).values():
+        assert "http://gateway.knative.svc" not in stage.connects_to
 
 
 def test_its_pods_mount_no_folder_of_another_namespace() -> None:

@@ -6,8 +6,8 @@
   `outcome`: the effect of a driver's end on its job.
 - `status_writer` and `status_updates`: write a job's status. `conditions`: its conditions. `cluster_report`: tell the
   user what the cluster lacks.
-- `functions`: make the platforms of jobs. `metering`: measure them. `prometheus`: the operator's metrics, with
-  `figures`. `logs`: its log.
+- `functions`: make the platforms of jobs, with `environments`: the servers of an environment. `metering`: measure them.
+  `prometheus`: the operator's metrics, with `figures`. `logs`: its log.
 - `pools`, `slots` and `room`: divide the GPUs of a pool among jobs. `queueing` and `kueue`: let jobs wait in Kueue's
   queues. `nodes`: the GPUs of nodes.
 - `admission` and `slot_admission`: change new pods. `endpoints`: serve metrics, liveness and the webhooks.

@@ -10,6 +10,7 @@ from rlhfless_functions.api import Stage
 from rlhfless_operator.controller.cluster_report import PodsReport, Preflight
 from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.context import MakePlatform
+from rlhfless_operator.controller.environments import environment_of, gateways_of
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.instance_gpus import pods_by_stage
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
@@ -20,11 +21,6 @@ from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
 from rlhfless_operator.platforms.knative import KnativePlatform
 from rlhfless_operator.platforms.pods.egress import addresses_of
-from rlhfless_operator.platforms.pods.environment_manifests import (
-    EnvironmentFunction,
-    environment_pods,
-    environment_service,
-)
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction, service
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodWatch
@@ -86,17 +82,6 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
         yield make
 
 
-def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSettings) -> EnvironmentFunction | None:
-    """Return the servers of a job's environment; None if it runs none."""
-    environment = job.spec.environment
-    if environment is None or environment.server is None:
-        return None
-    pods = environment_pods(environment.pods, settings.pods_in(identity.namespace))
-    function = EnvironmentFunction(identity, environment.server, pods)
-    check_store_mounts(environment_service(function, settings), settings, identity.namespace)
-    return function
-
-
 def functions_of(
     identity: JobIdentity,
     member: PoolMember,
@@ -118,9 +103,7 @@ def functions_of(
     functions: dict[Stage, StageFunction] = {}
     for stage, merged in pods_by_stage(job.on_cluster(settings.pods_in(member.namespace)).spec).items():
         connects_to = frozenset(addresses_of(job, root, {**environment, **(merged.env or {})}))
-        if job.spec.environment is not None and job.spec.environment.server is not None:
-            # Sessions go through Knative's pods.
-            connects_to |= {f"http://activator.{settings.knative_namespace}.svc"}
+        connects_to |= gateways_of(job, settings)
         instances = job.spec.learning.instances.max if stage == "learning" else 1
         relays = stage == "generation" and job.spec.generation.weight_relays == "auto"
         functions[stage] = StageFunction(

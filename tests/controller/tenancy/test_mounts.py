@@ -27,11 +27,14 @@ def look(folder: Path, uid: str, **spec: Any) -> object:
     return supervisor._look_at_folder(JobFolder(str(folder)), resource, asked)
 
 
-@pytest.mark.parametrize("where", ["pods", "learning"])
+@pytest.mark.parametrize("where", ["pods", "learning", "environment"])
 def test_a_job_that_is_refused_for_its_mounts_has_not_claimed_its_folder(tmp_path: Path, where: str) -> None:
     foreign = {"volumes": [{"claim": "store", "mountPath": "/all"}]}
-    with pytest.raises(ForeignFoldersError):
-        look(tmp_path / "mine", "one", **({"pods": foreign} if where == "pods" else {"learning": {"pods": foreign}}))
+    given: dict[str, Any] = {"pods": foreign} if where == "pods" else {where: {"pods": foreign}}
+    if where == "environment":
+        given[where]["openenv"] = {"image": "maze:1"}
+    with pytest.raises(ForeignFoldersError, match=r"^spec\.(environment\.)?pods: "):
+        look(tmp_path / "mine", "one", **given)
     assert not (tmp_path / "mine").exists()
     assert look(tmp_path / "mine", "another") is None, "the job that was created anew has the folder"
     assert (tmp_path / "mine").exists()
