@@ -16,6 +16,7 @@ import pytest
 
 from rlhfless_functions.settings import OpenEnvEnvironment
 from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.platforms.local import environment_server
 from rlhfless_operator.platforms.local.environment_server import EnvironmentServer, EnvironmentServerError
 from tests.processes import living
 
@@ -36,7 +37,8 @@ async def server(
 
 def processes() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [each for each in living(children) if SERVER in each.cmdline()]
+    # The process that runs the command names it, too.
+    return [each for each in living(children) if SERVER in (line := each.cmdline()) and "-c" not in line]
 
 
 async def test_it_is_started_when_it_is_asked_for_and_ends_when_it_is_closed(tmp_path: Path) -> None:
@@ -103,15 +105,50 @@ def test_an_image_alone_is_refused_with_the_remedy(tmp_path: Path) -> None:
         EnvironmentServer(OpenEnvEnvironment(image="maze:1"), tmp_path / "log")
 
 
-async def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+async def test_another_listener_at_its_address_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = other.sockets[0].getsockname()[1]
+    monkeypatch.setattr(environment_server, "_free_port", lambda: port)
+    async with other, server(tmp_path / "log", "python", "-m", SERVER) as made:
+        with pytest.raises(EnvironmentServerError, match=rf"can't listen on 127.0.0.1:{port}, where something else"):
+            await made.url()
+
+
+async def test_one_that_ends_while_another_listens_there_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def answers(port: int) -> bool:
+        asked.append(port)
+        while len(asked) > 1 and psutil.Process().children():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        return len(asked) > 1
+
+    monkeypatch.setattr(environment_server, "_answers", answers)
+    async with server(tmp_path / "log", "python", "-c", "raise SystemExit(3)") as made:
+        with pytest.raises(EnvironmentServerError, match="ends with status 3 before it listens"):
+            await made.url()
+
+
+def test_each_start_waits_longer_than_the_one_before() -> None:
+    pauses = [environment_server._pause(starts) for starts in range(1, 8)]
+    assert pauses == sorted(set(pauses)) and environment_server._pause(2000) == 30
+
+
+@pytest.mark.parametrize("command", [["python", "-m", SERVER], ["sh", "-c", f"python -m {SERVER} & wait"]])
+async def test_it_ends_with_a_driver_that_is_killed(tmp_path: Path, command: list[str]) -> None:
     program = (
         "import asyncio, pathlib;"
         "from rlhfless_functions.settings import OpenEnvEnvironment;"
         "from rlhfless_operator.platforms.local.environment_server import EnvironmentServer;"
-        "made = lambda: EnvironmentServer(OpenEnvEnvironment(command=['python', '-m', '{}']), pathlib.Path('{}'));"
+        "made = lambda: EnvironmentServer(OpenEnvEnvironment(command={}), pathlib.Path('{}'));"
         "\nasync def main():\n    print(await made().url(), flush=True)\n    await asyncio.sleep(600)"
         "\nasyncio.run(main())"
-    ).format(SERVER, tmp_path / "log")
+    ).format(command, tmp_path / "log")
     driver = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     assert driver.stdout is not None
     assert (await driver.stdout.readline()).startswith(b"http://127.0.0.1:")

@@ -20,13 +20,22 @@ from rlhfless_operator.platforms.environments import addressed, needs_server
 _POLL_SECONDS = 0.1
 _END_SECONDS = 5.0
 _HOST = "127.0.0.1"
+_LONGEST_PAUSE = 30.0
 _RUN = """
-import os, sys
-from rlhfless_functions.runtime.processes import die_with_parent
-die_with_parent(int(sys.argv[1]))
-os.execvp(sys.argv[2], sys.argv[2:])
+import os, signal, subprocess, sys, threading
+
+def end_with_the_driver():
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+threading.Thread(target=end_with_the_driver, daemon=True).start()
+status = command.wait()
+sys.exit(status if status >= 0 else 128 - status)
 """
-"""Runs a command that ends with this process, even if that is killed."""
+"""Runs a command as the leader of its process group, and ends the group once standard input ends: that of a driver that
+is killed, too. The command gets SIGTERM as all of the group, and decides what it means."""
 
 
 class EnvironmentServerError(UserError):
@@ -90,7 +99,7 @@ class EnvironmentServer:
         return f"http://{_HOST}:{self._port}"
 
     async def close(self) -> None:
-        """End it with all that it has started."""
+        """End it with all processes of its group."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -100,6 +109,8 @@ class EnvironmentServer:
         self._port = _free_port()
         while True:
             self._number += 1
+            if await _answers(self._port):
+                raise self._missing(f"can't listen on {_HOST}:{self._port}, where something else does")
             process = await self._start()
             self._tell("starting")
             try:
@@ -111,6 +122,7 @@ class EnvironmentServer:
                 self._listens.clear()
                 await _end(process)
                 self._tell("ended")
+            await asyncio.sleep(_pause(self._number))
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,9 +131,9 @@ class EnvironmentServer:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         with self._log_path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _RUN, str(os.getpid())),
+                *(sys.executable, "-c", _RUN),
                 *(_expanded(argument, own) for argument in self._command),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -130,9 +142,12 @@ class EnvironmentServer:
 
     async def _until_it_listens(self, process: asyncio.subprocess.Process) -> None:
         deadline = time.monotonic() + self._start_limit
-        while not await _answers(self._port):
+        while True:
+            listens = await _answers(self._port)
             if process.returncode is not None:
                 raise self._missing(f"ends with status {process.returncode} before it listens")
+            if listens:
+                return
             if time.monotonic() > deadline:
                 raise self._missing(f"does not listen on {_HOST}:{self._port} within {self._start_limit:g} s")
             await asyncio.sleep(_POLL_SECONDS)
@@ -181,6 +196,11 @@ class ServingEnvironment:
             await self._platform.close()
         finally:
             await self._server.close()
+
+
+def _pause(starts: int) -> float:
+    """Return the seconds before the next start, after so many: longer each time."""
+    return min(_POLL_SECONDS * 2.0 ** min(starts, 20), _LONGEST_PAUSE)
 
 
 def _expanded(argument: str, variables: dict[str, str]) -> str:
