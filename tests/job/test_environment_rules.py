@@ -51,6 +51,34 @@ def test_what_is_not_built_is_refused_with_the_remedy(given: dict[str, Any], mes
         job(**{"environment": CLASS, "rewards": SCORE, **given})
 
 
+SERVED = {"openenv": {"image": "maze:1"}}
+GPU = {"nvidia.com/gpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({**CLASS, "pods": {"env": {"A": "1"}}}, "the job runs no server that could have pods; remove them"),
+        ({"openenv": {"url": "http://maze"}, "pods": {"env": {"A": "1"}}}, "the job runs no server"),
+        ({**SERVED, "pods": {"image": "maze:2"}}, "image is environment.openenv.image; write it there"),
+        ({**SERVED, "pods": {"resources": {"limits": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
+        ({**SERVED, "pods": {"resources": {"requests": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
+    ],
+)
+def test_pods_of_an_environment_are_those_of_a_server_on_cpus(environment: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        job(environment=environment, rewards=SCORE)
+
+
+def test_a_price_of_servers_is_refused_where_the_job_runs_none() -> None:
+    prices = {"stages": {"environment": "0.05"}}
+    assert job(environment=SERVED, rewards=SCORE, prices=prices)
+    for environment in (None, CLASS, {"openenv": {"url": "http://maze"}}):
+        given = {} if environment is None else {"environment": environment, "rewards": SCORE}
+        with pytest.raises(ValidationError, match="runs no server of an environment; remove the price"):
+            job(**given, prices=prices)
+
+
 def test_files_of_an_environment_are_beside_the_job() -> None:
     from pathlib import Path
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rlhfless_functions.settings import RewardSettings
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields
 
@@ -31,6 +32,26 @@ def _scores_exist(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | N
     return None
 
 
+def _pods_are_of_a_server(spec: JobFields) -> str | None:
+    if spec.environment is None or spec.environment.pods == PodsSpec():
+        return None
+    if spec.environment.server is None:
+        return "the job runs no server that could have pods; remove them, or write environment.openenv.image or command"
+    if spec.environment.pods.image is not None:
+        return "the server's image is environment.openenv.image; write it there, and remove pods.image"
+    resources = spec.environment.pods.resources or ResourcesSpec()
+    asked = {**(resources.requests or {}), **(resources.limits or {})}
+    if gpus := [name for name in asked if name.endswith("/gpu")]:
+        return f"servers of environments run on CPUs, because prices and pools count no GPUs of them; remove {gpus[0]}"
+    return None
+
+
+def _price_is_of_a_server(spec: JobFields) -> str | None:
+    if spec.prices.stages.environment is None or (spec.environment is not None and spec.environment.server is not None):
+        return None
+    return "the job runs no server of an environment; remove the price"
+
+
 _HAS_SCORES = "has(self.environment) && (has(self.environment.python) || has(self.environment.openenv))"
 
 ENVIRONMENT_RULES = (
@@ -43,6 +64,18 @@ ENVIRONMENT_RULES = (
             " self.generation.drafting == 'never' && size(self.sampling.stop) == 0",
             "environment can't be combined with async, rehearsal, generation.drafting or sampling.stop yet",
         ),
+    ),
+    Rule(
+        "environment.pods",
+        ("environment",),
+        _pods_are_of_a_server,
+        CelRule(None, "environment.pods needs environment.openenv.image or command, and has neither an image nor GPUs"),
+    ),
+    Rule(
+        "prices.stages.environment",
+        ("prices.stages.environment", "environment"),
+        _price_is_of_a_server,
+        CelRule(None, "prices.stages.environment needs environment.openenv.image or command"),
     ),
     Rule(
         "rewards",

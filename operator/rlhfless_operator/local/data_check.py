@@ -78,9 +78,13 @@ def check_data(job: RLHFJob, prompts: int) -> list[CheckedData]:
 
     Raises:
         FunctionsMissingError: torch and other packages are not installed.
-        EnvironmentServerError: the job runs its environment's server, but not on this machine.
+        EnvironmentServerError: the environment's server does not start.
         DataCheckError: the process ended without an answer.
     """
+    server = job.spec.environment.server if job.spec.environment is not None else None
+    if server is not None and server.command is None:
+        # It runs on a cluster only: the prompts are read without what it adds.
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"environment": None})})
     return with_server(job, lambda served: _check(served, prompts))
 
 

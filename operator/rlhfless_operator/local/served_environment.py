@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.platforms.local.environment_server import EnvironmentServer
+from rlhfless_operator.platforms.local.environment_server import EnvironmentServer, check_command
 
 T = TypeVar("T")
 
@@ -22,6 +22,7 @@ def with_server(job: RLHFJob, work: Callable[[RLHFJob], T]) -> T:
     environment = job.spec.environment
     if environment is None or environment.server is None:
         return work(job)
+    check_command(environment.server)
     folder = Path(tempfile.mkdtemp(prefix="rlhfless-"))
     server = EnvironmentServer(environment.server, folder / "environment.log")
 

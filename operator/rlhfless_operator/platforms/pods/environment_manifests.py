@@ -119,7 +119,7 @@ def _container(function: EnvironmentFunction, settings: ClusterSettings) -> Mani
     env |= function.pods.env or {}
     container: Manifest = {
         "name": CONTAINER,
-        "image": function.pods.image or server.image or settings.functions_image,
+        "image": server.image or settings.functions_image,
         # Knative sets PORT.
         "ports": [{"containerPort": port, "protocol": "TCP"}],
         "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
