@@ -179,14 +179,14 @@ def test_all_broken_rules_are_found_at_once() -> None:
     broken |= {"prices": {"accelerators": {"A100": "2", "H100": "4"}}}
     spot = {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}
     # Where responses switch to newer weights, keys and values may be kept.
-    # Tools can't be used there yet, and give no score.
+    # Tools can't be used there yet, give no score, and have no pods.
     others = {
         "async": {"kvCache": "keep"},
-        "environment": TOOLS,
+        "environment": {**TOOLS, "pods": {"env": {"A": "1"}}},
         "rewards": [SOLVED],
         "evaluation": evaluation,
         "pods": spot,
-        "prices": {"accelerators": {"H100": "4"}},
+        "prices": {"accelerators": {"H100": "4"}, "stages": {"environment": "1"}},
     }
     for spec in (broken, others, {"budget": {"money": "1"}}):
         shared = {"sharePrefixes": "always"} if spec is broken else {}
