@@ -46,6 +46,7 @@ from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.serving.function import Instance
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
@@ -53,7 +54,7 @@ from rlhfless_operator.simulator.traces import generate as draw_trace
 from rlhfless_operator.simulator.traces import write_trace
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Batches, Weights
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue

@@ -120,10 +120,11 @@ class Run:
             WeightsReference,
         )
         from rlhfless_functions.settings import ModelSettings, SamplingSettings
+        from rlhfless_operator.planner.moves.live_sizes import Batches
         from rlhfless_operator.platforms.stream import open_session, run_task
         from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
         from rlhfless_operator.training.actors.generated import GenerationOutcome
-        from rlhfless_operator.training.actors.live_actor import Batches, Weights
+        from rlhfless_operator.training.actors.live_actor import Weights
         from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
         from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
         from rlhfless_operator.training.instances.instance_queue import InstanceQueue

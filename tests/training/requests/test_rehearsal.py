@@ -10,6 +10,7 @@ import yaml
 
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.planner.latency.roofline import GPUS, QWEN_3B
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.planner.step import generation as planning
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.whole_step import StepPlan
@@ -17,7 +18,6 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.records.record import StepRecord
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate, write_trace
-from rlhfless_operator.training.actors.live_actor import Batches
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.costs.measured_drafts import measured_drafts
 from rlhfless_operator.training.driver import JobChangedError

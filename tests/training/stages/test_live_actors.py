@@ -27,10 +27,11 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.settings import ModelSettings
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Batches, Weights
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -343,6 +344,29 @@ async def test_the_last_samples_of_a_job_are_gathered_on_as_few_actors_as_they_n
     assert len(await asyncio.wait_for(task, 60)) == 4
     assert rollout.outcome.moved == 3
     assert len(platform.generated) == len(set(platform.generated)) == 16
+
+
+async def test_no_sample_waits_while_an_actor_may_open() -> None:
+    """Three of eight actors are enough for the expected batches, so the three have all samples."""
+    platform = LivePlatform(
+        random.Random(10), left={(1, prompt, index): 60 for prompt in range(6) for index in range(4)}
+    )
+    live = actors_on(platform)
+
+    async def generate_on_few() -> None:
+        rollout = rollout_of(1, 6)
+        async with live.generating(rollout, Batches(8, 12, 8)):
+            while await rollout.complete.get() is not None:
+                pass
+
+    running = asyncio.create_task(generate_on_few())
+    while len(platform.versions) < 20:
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert live._waiting == 0 and not platform.published
+    assert platform.most_running == 3
+    await running
 
 
 async def test_an_actor_without_samples_waits_for_a_rollout_that_comes() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.live_batches import Batch, Empty, Give, WaitingGroup, deal
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.simulator.asynchronous.job import AsynchronousJob, Rollout, StageSeconds
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
@@ -74,7 +75,7 @@ class LiveJob(AsynchronousJob):
         self._profile, self._sequences, self._swaps = profile, sequences, swaps
         self._actors: dict[int, _Actor] = {}
         self._opened = 0
-        self._count = self._places = self._intended = self._group = 1
+        self._asked, self._group = Batches(1, 1, 1), 1
         self._waiting: dict[int, deque[list[Response]]] = {}
         """By rollout, the responses of groups that no batch has, or of a part of a group."""
 
@@ -87,8 +88,7 @@ class LiveJob(AsynchronousJob):
             groups = {group.number: group for group in self._draw()}
             plan = self._plans.plan(list(groups.values()))
             self._group = max(len(group.lengths) for group in groups.values())
-            self._count, self._intended = plan.actors, plan.samples
-            self._places = min(self._sequences, max(plan.places, self._group))
+            self._asked = Batches(plan.actors, min(self._sequences, plan.places), plan.samples)
             self._opens(groups, plan.preparers, now)
             self._waiting[self._begun] = deque(group.responses() for group in plan.order)
             self._deal(now)
@@ -102,7 +102,7 @@ class LiveJob(AsynchronousJob):
 
     def _has_place(self) -> bool:
         """Return whether a group of the next rollout would begin at once."""
-        if len(self._actors) < self._count:
+        if len(self._actors) < self._asked.actors:
             return True
         group = WaitingGroup(0 if self._switches else self._written, 1)
         found = deal(self._seen(list(self._actors.values())), [group], may_open=False, gathers=False)
@@ -112,31 +112,32 @@ class LiveJob(AsynchronousJob):
 
     def _seen(self, actors: list[_Actor]) -> list[Batch]:
         """Return the batches as far as they matter to who deals."""
-        unfinished = self._samples_waiting() + sum(actor.busy for actor in self._actors.values())
-        room = min(self._places, math.ceil(unfinished / self._count) + self._group)
+        room = self._asked.room(self._unfinished(), len(self._actors), self._group)
         return [Batch(actor.version, actor.busy, max(0, room - actor.busy)) for actor in actors]
 
     def _samples_waiting(self) -> int:
         return sum(len(group) for groups in self._waiting.values() for group in groups)
 
-    def _needed(self) -> int:
-        """Return how many actors all unfinished samples need. A batch has one version."""
+    def _unfinished(self) -> Counter[int]:
+        """Return the number of unfinished samples of each version."""
         samples: Counter[int] = Counter()
         for rollout, groups in self._waiting.items():
             samples[self._version_of(rollout)] += sum(map(len, groups))
         for actor in self._actors.values():
             samples[actor.version] += actor.busy
-        return sum(math.ceil(count / self._intended) for count in samples.values())
+        return samples
 
     def _deal(self, now: float) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         touched: set[int] = set()
+        left = 0
         while self._waiting:
-            missing = min(self._count, self._needed()) - len(self._actors)
-            for _ in range(missing):
+            for _ in range(self._asked.missing(self._unfinished(), len(self._actors), left=left)):
                 if self._waiting:
                     self._open(now, touched)
-            if not self._waiting or not self._give(now, touched):
+            emptied = self._give(now, touched)
+            left = self._samples_waiting()
+            if not emptied and (not left or len(self._actors) >= self._asked.actors):
                 break
         for name, actor in list(self._actors.items()):
             if name in touched:
@@ -147,13 +148,13 @@ class LiveJob(AsynchronousJob):
     def _give(self, now: float, touched: set[int]) -> bool:
         """Deal once. Return whether a batch was emptied, so that there is more to deal."""
         # Actors that are too many take no more.
-        able = sorted(self._actors, key=lambda name: -self._actors[name].busy)[: self._count]
+        able = sorted(self._actors, key=lambda name: -self._actors[name].busy)[: self._asked.actors]
         batches = self._seen([self._actors[name] for name in able])
         groups = self._next_groups(sum(batch.room for batch in batches))
         commands = deal(
             batches,
             [WaitingGroup(self._version_of(rollout), len(group)) for rollout, group in groups],
-            may_open=False,
+            may_open=len(self._actors) < self._asked.actors,
             gathers=False,
         )
         emptied = False

@@ -97,17 +97,6 @@ class LiveActor:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The actors that a rollout asks for."""
-
-    actors: int
-    places: int
-    """Most samples in the batch of each."""
-    samples: int
-    """Samples in it on average: with more for each actor that there is, another one opens."""
-
-
-@dataclass(frozen=True)
 class Weights:
     """The weights that live actors decode with."""
 

@@ -16,7 +16,6 @@ are moved.
 
 import asyncio
 import itertools
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -36,10 +35,11 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_operator.planner.moves.live_batches import Empty, Give, WaitingGroup, deal
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.heard import key_of
-from rlhfless_operator.training.actors.live_actor import Batches, LiveActor, Share, Weights
+from rlhfless_operator.training.actors.live_actor import LiveActor, Share, Weights
 from rlhfless_operator.training.actors.live_measurements import LiveMeasurements
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -74,9 +74,9 @@ class LiveActors:
         self._weights = weights
         self._prompt_tokens = prompt_tokens
         self._is_last = is_last
-        self._count = 1
-        self._places = 1
-        self._samples = self._group = 1
+        self._batches = Batches(1, 1, 1)
+        self._group = 1
+        """Samples of the largest group."""
         self._rollouts: list[LiveRollout] = []
         self._newest = 0
         """Number of the newest rollout that has begun."""
@@ -96,9 +96,8 @@ class LiveActors:
         Args:
             batches: the actors from now on.
         """
-        self._count, self._samples = batches.actors, batches.samples
-        self._group = max(self._group, *map(len, rollout.waiting), 1)
-        self._places = max(batches.places, self._group)
+        self._batches = batches
+        self._group = max(self._group, *map(len, rollout.waiting))
         self._rollouts.append(rollout)
         self._newest = max(self._newest, rollout.settings.step)
         self._coming.discard(rollout.settings.step)
@@ -154,9 +153,19 @@ class LiveActors:
 
     @property
     def _room(self) -> int:
-        """Samples that a batch may have now: an even part of all, and a group more, so that one always finds room."""
-        unfinished = self._waiting + sum(actor.load for actor in self._actors)
-        return min(self._places, math.ceil(unfinished / self._count) + self._group)
+        """Samples that a batch may have now."""
+        there = sum(actor.takes_more for actor in self._actors)
+        return self._batches.room(self._unfinished, there, self._group)
+
+    @property
+    def _unfinished(self) -> Counter[int]:
+        """Number of unfinished samples of each version."""
+        samples: Counter[int] = Counter()
+        for rollout in self._rollouts:
+            samples[rollout.weights.version] += sum(map(len, rollout.waiting))
+        for share in (share for actor in self._actors for share in actor.shares.values()):
+            samples[share.rollout.weights.version] += len(share.samples)
+        return samples
 
     @property
     def _next(self) -> LiveRollout | None:
@@ -167,7 +176,7 @@ class LiveActors:
         """Return whether a group with these weights would begin at once."""
         room, group = self._room, WaitingGroup(weights.version, 1)
         batches = [actor.batch(room) for actor in self._able]
-        return len(self._actors) < self._count or any(
+        return len(self._actors) < self._batches.actors or any(
             isinstance(command, Give) for command in deal(batches, [group], may_open=False, gathers=False)
         )
 
@@ -185,11 +194,11 @@ class LiveActors:
         self._yield_to_others()
         able, room = self._able, self._room
         groups = [(rollout, group) for rollout in self._rollouts for group in rollout.waiting]
-        missing = min(self._count, self._needed()) - len(self._actors)
+        may_open = len(self._actors) < self._batches.actors
         commands = deal(
             [actor.batch(room) for actor in able],
             [WaitingGroup(rollout.weights.version, len(group)) for rollout, group in groups],
-            may_open=missing > 0 or any(actor.started is None for actor in self._actors),
+            may_open=may_open or any(actor.started is None for actor in self._actors),
             gathers=not self._coming and self._is_last(),
         )
         given: dict[tuple[LiveActor, LiveRollout], list[SampleTask]] = {}
@@ -203,26 +212,20 @@ class LiveActors:
             given.setdefault((actor, rollout), []).extend(group)
         for (actor, rollout), samples in given.items():
             self._give(actor, rollout, samples)
-        for _ in range(missing if self._waiting else 0):
-            self._open()
+        if self._waiting:
+            # Actors that are being opened take what waits.
+            left = 0 if any(actor.started is None for actor in self._actors) else self._waiting
+            for _ in range(self._batches.missing(self._unfinished, len(self._actors), left=left)):
+                self._open()
         for actor in able:
             if actor.takes_more and not actor.staying and not self._waiting and not self._coming:
                 self._end(actor)
         self._changed.set()
 
-    def _needed(self) -> int:
-        """Return how many actors all unfinished samples need. A batch has one version."""
-        samples: Counter[int] = Counter()
-        for rollout in self._rollouts:
-            samples[rollout.weights.version] += sum(map(len, rollout.waiting))
-        for share in (share for actor in self._actors for share in actor.shares.values()):
-            samples[share.rollout.weights.version] += len(share.samples)
-        return sum(math.ceil(count / self._samples) for count in samples.values())
-
     def _yield_to_others(self) -> None:
         """Let no more samples join actors that are too many, or whose instances others wait for."""
         opening = sum(actor.request is None for actor in self._actors)
-        wanted = max(0, self._count - max(0, self._queue.waiting - opening))
+        wanted = max(0, self._batches.actors - max(0, self._queue.waiting - opening))
         able = sorted((actor for actor in self._actors if actor.takes_more), key=lambda actor: -actor.load)
         for actor in able[wanted:]:
             if actor.request is not None:
@@ -278,7 +281,7 @@ class LiveActors:
             if (rollout := self._next) is None:
                 return
             preload = self._weights.preload(rollout.weights)
-            async with self._queue.part(rollout.settings.step, self._count, preload, left=1) as part:
+            async with self._queue.part(rollout.settings.step, self._batches.actors, preload, left=1) as part:
                 await part.turn()
                 if (request := self._first_request(actor)) is None:
                     return
@@ -307,7 +310,7 @@ class LiveActors:
             return None
         samples, weights = rollout.waiting.popleft(), rollout.weights
         sink, request = rollout.open_share(actor.name, weights, samples)
-        live = LiveBatch(sequences=self._places, prompt_tokens=self._prompt_tokens)
+        live = LiveBatch(sequences=max(self._batches.places, self._group), prompt_tokens=self._prompt_tokens)
         upcoming = self._weights.upcoming(weights)
         actor.request = LiveRequest.of(request.model_copy(update={"live": live, "next_weights": upcoming}))
         actor.shares[sink] = Share(rollout, {key_of(sample): sample for sample in samples})

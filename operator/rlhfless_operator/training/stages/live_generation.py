@@ -4,9 +4,10 @@ import math
 from collections.abc import AsyncGenerator, Callable
 
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
-from rlhfless_operator.training.actors.live_actor import Batches, Weights
+from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan

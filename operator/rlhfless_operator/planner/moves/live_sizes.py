@@ -1,0 +1,48 @@
+"""The number of actors whose batches live, and the samples in the batch of each. Pure.
+
+An actor opens for as many samples as the split expects in a batch, on average. Another opens whenever samples find no
+place, as long as the job may have one. So no sample waits while an actor may open.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The actors that a rollout asks for."""
+
+    actors: int
+    """Most actors."""
+    places: int
+    """Most samples in the batch of each."""
+    samples: int
+    """Samples in it on average: with more for each actor that there is, another one opens."""
+
+    def missing(self, unfinished: Mapping[int, int], there: int, *, left: int = 0) -> int:
+        """Return how many actors open.
+
+        Args:
+            unfinished: unfinished samples of each version.
+            there: number of actors.
+            left: samples that found no place in any of them.
+        """
+        wanted = max(self._needed(unfinished), there + math.ceil(left / self.samples))
+        return max(0, min(self.actors, wanted) - there)
+
+    def room(self, unfinished: Mapping[int, int], there: int, group: int) -> int:
+        """Return how many samples a batch may have now: an even part of all, and a group more, so that one always finds
+        room. So actors that open later find work.
+
+        Args:
+            unfinished: unfinished samples of each version.
+            there: number of actors that samples may join.
+            group: samples of the largest group.
+        """
+        actors = max(1, min(self.actors, max(there, self._needed(unfinished))))
+        return min(max(self.places, group), math.ceil(sum(unfinished.values()) / actors) + group)
+
+    def _needed(self, unfinished: Mapping[int, int]) -> int:
+        """Return how many actors all unfinished samples need. A batch has one version."""
+        return sum(math.ceil(count / self.samples) for count in unfinished.values())

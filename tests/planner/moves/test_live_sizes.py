@@ -1,0 +1,55 @@
+"""Sizes of live batches: no sample waits while an actor may open."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhfless_operator.planner.moves.live_batches import Batch, Give, WaitingGroup, deal
+from rlhfless_operator.planner.moves.live_sizes import Batches
+
+
+def test_actors_that_the_samples_need_have_places_for_all_of_them() -> None:
+    batches = Batches(actors=12, places=400, samples=256)
+    unfinished = {0: 128 * 16}
+    assert batches.missing(unfinished, 0) == 8
+    assert batches.room(unfinished, 8, 16) * 8 >= 128 * 16
+
+
+@given(
+    actors=st.integers(1, 12),
+    places=st.integers(1, 64),
+    samples=st.integers(1, 64),
+    groups=st.integers(1, 64),
+    size=st.integers(1, 16),
+)
+def test_no_sample_waits_while_an_actor_may_open(
+    actors: int, places: int, samples: int, groups: int, size: int
+) -> None:
+    asked = Batches(actors, max(places, samples), samples)
+    waiting, held, unfinished, left = groups, list[int](), {0: groups * size}, 0
+    while waiting:
+        opens = asked.missing(unfinished, len(held), left=left)
+        assert opens or left == 0 or len(held) == actors
+        held += [0] * opens
+        room = asked.room(unfinished, len(held), size)
+        found = deal(
+            [Batch(0, each, max(0, room - each)) for each in held],
+            [WaitingGroup(0, size)] * waiting,
+            may_open=len(held) < actors,
+            gathers=False,
+        )
+        for command in found:
+            assert isinstance(command, Give)
+            held[command.batch] += size
+        waiting -= len(found)
+        left = waiting * size
+        if left and len(held) == actors:
+            return
+    assert sum(held) == groups * size and len(held) <= actors
+
+
+@given(st.integers(1, 12), st.integers(1, 64), st.integers(1, 2048), st.integers(1, 16))
+def test_the_actors_that_are_needed_have_no_more_samples_than_expected(
+    actors: int, samples: int, unfinished: int, group: int
+) -> None:
+    needed = Batches(actors, 64, samples).missing({0: unfinished}, 0)
+    assert needed == min(actors, -(-unfinished // samples))
