@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
 from rlhfless_operator.planner.step.async_planning import Asynchrony, split_step
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.preparers import matching_preparers
@@ -42,13 +41,6 @@ def test_preparers_match_the_pace_of_the_other_stages(
 def test_all_preparers_begin_where_nothing_is_known_of_preparation() -> None:
     training = Training(1, 0.0, 0.0, 0.0, preparers=(1, 4), afterwards_seconds=5.0)
     assert split_of(training, 5.0).preparers.instances == 4
-
-
-def test_learners_are_chosen_with_the_actors_beside_them() -> None:
-    options = [LearnerOption(count, each, 1.0, 0.0) for count, each in ((1, 0.05), (2, 0.03), (4, 0.02))]
-    training = Training(1, 0.0, 0.0, 0.0, preparers=(1,), learners=options, learning_price=100.0)
-    assert split_of(training, 0.0, cost_weight=0.0).learners == 4
-    assert split_of(training, 0.0, cost_weight=1.0).learners == 1
 
 
 @pytest.mark.parametrize(("cost_weight", "fewer"), [(0.0, False), (1.0, True)])

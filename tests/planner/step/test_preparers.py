@@ -35,7 +35,7 @@ def test_only_the_ratios_of_the_rates_count(work: float, generation: float, lear
 @pytest.mark.parametrize(("work", "learning"), [(0.0, 10.0), (10.0, 0.0)])
 def test_the_fewest_prepare_until_something_is_measured(work: float, learning: float) -> None:
     found = matching_preparers(work, generation=0.0, learning=learning, least=2, most=5)
-    assert (found.instances, found.reason) == (2, "what preparation takes is not measured yet")
+    assert (found.instances, found.reason) == (2, "the fewest, because the times of the stages are not known")
 
 
 def test_the_reason_names_the_slowest_other_stage_and_what_is_missing() -> None:

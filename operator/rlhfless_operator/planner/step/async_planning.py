@@ -8,7 +8,7 @@ from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits
-from rlhfless_operator.planner.step.rates import Actors, Learners, Preparers, RateSplit, StepWork, split_by_rates
+from rlhfless_operator.planner.step.rates import Actors, Learner, Preparers, RateSplit, StepWork, split_by_rates
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,6 @@ class Asynchrony:
     """Whether the contexts of its batch are then computed anew."""
     actors: int | None = None
     """Number of actors at the moment; None before the first plan."""
-    room: float = math.inf
-    """Most instances that all stages may have together, where an instance of another stage counts as its price."""
 
 
 def split_step(
@@ -61,11 +59,10 @@ def split_step(
             asynchrony.renewal_seconds,
             asynchrony.recomputes,
         ),
-        _learners(training, tokens, learning_seconds),
+        Learner(training.learning_instances, learning_seconds, training.learning_price),
         Preparers(work, least, most, training.preparation_price),
         steps_ahead=asynchrony.max_staleness,
         cost_weight=cost_weight,
-        room=asynchrony.room,
         now=asynchrony.actors,
     )
 
@@ -79,13 +76,3 @@ def on_split(split: RateSplit, limits: Limits, training: Training, prompts: int)
     actors = min(split.actors, prompts)
     own = replace(limits, min_instances=actors, max_instances=actors)
     return own, replace(training, preparers=(split.preparers.instances,))
-
-
-def _learners(training: Training, tokens: float, learning_seconds: float) -> list[Learners]:
-    """Return the numbers of instances that can learn: those of a choice, or as many as learn now."""
-    price = training.learning_price
-    if not training.learners:
-        return [Learners(training.learning_instances, learning_seconds, price)]
-    return [
-        Learners(each.instances, tokens * each.token_seconds + each.rest_seconds, price) for each in training.learners
-    ]

@@ -33,7 +33,7 @@ def matching_preparers(work: float, *, generation: float, learning: float, least
     """
     pace = max(generation, learning)
     if not work or not pace:
-        return PreparerChoice(least, "what preparation takes is not measured yet")
+        return PreparerChoice(least, "the fewest, because the times of the stages are not known")
     slowest = f"learning takes {learning:.3g} s" if learning >= generation else f"generation takes {generation:.3g} s"
     told = f"preparation takes {work:.3g} instance-seconds a step, and {slowest}"
     needed = max(1, math.ceil(work / (BUSY * pace) - 1e-9))

@@ -28,7 +28,7 @@ from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.preparers import PreparerChoice, matching_preparers
 
 STAYS = 0.05
-"""Smallest gain in time or in cost, as a share, for which the number of actors changes. Measured rates vary."""
+"""Smallest gain, as a share, for which the number of actors changes. Measured rates vary."""
 _BISECTIONS = 32
 
 
@@ -103,8 +103,8 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Learners:
-    """A number of instances that learn."""
+class Learner:
+    """The instances that learn."""
 
     instances: int
     seconds: float
@@ -135,70 +135,59 @@ class RateSplit:
     batch: float
     """Samples in it on average."""
     preparers: PreparerChoice
-    learners: int
     seconds: float
     """Seconds between two steps."""
     cost: float
     """Instance-seconds of a step, in those of instances that generate."""
     generation: float
     """Least seconds between two steps that generation allows."""
-    held: float
-    """Instances of all stages together, in those that generate."""
 
 
 def split_by_rates(
     work: StepWork,
     actors: Actors,
-    learners: Sequence[Learners],
+    learner: Learner,
     preparers: Preparers,
     *,
     steps_ahead: int,
     cost_weight: float,
-    room: float = math.inf,
     now: int | None = None,
 ) -> RateSplit:
     """Return the split with the least (1 − λ) · time / least time + λ · cost / least cost of a step.
 
     Args:
-        learners: the numbers that can learn.
         steps_ahead: steps that generation may be ahead of the learner.
         cost_weight: λ of the job: 0 takes the fastest split, 1 the cheapest.
-        room: most instances that all stages may have together, where an instance of another stage counts as its price.
-        now: number of actors at the moment. They stay unless others are better by `STAYS`.
+        now: number of actors at the moment. They stay where others are hardly better.
     """
     most = max(actors.least, min(actors.most, work.groups * work.group_samples))
-    found = [
-        _split(work, actors, count, each, preparers, steps_ahead)
-        for each in learners
-        for count in range(actors.least, most + 1)
-    ]
-    fitting = [each for each in found if each.held <= room * (1 + 1e-9)]
-    # Too little room for any split leaves the smallest.
-    found = fitting or [min(found, key=lambda each: each.held)]
+    found = [_split(work, actors, count, learner, preparers, steps_ahead) for count in range(actors.least, most + 1)]
     fastest, cheapest = min(each.seconds for each in found), min(each.cost for each in found)
 
     def weighed(split: RateSplit) -> float:
         return (1 - cost_weight) * split.seconds / fastest + cost_weight * split.cost / cheapest
 
     # Of equal splits, the one with the fewest actors.
-    best = min(found, key=lambda each: (round(weighed(each), 9), each.actors, each.learners))
-    staying = [each for each in found if each.actors == now and each.learners == best.learners]
-    if staying and _hardly_worse(staying[0], best):
+    best = min(found, key=lambda each: (round(weighed(each), 9), each.actors))
+    staying = [each for each in found if each.actors == now]
+    if staying and weighed(staying[0]) <= weighed(best) * (1 + STAYS) and not _is_waste(staying[0], best):
         return staying[0]
     return best
 
 
-def _hardly_worse(split: RateSplit, best: RateSplit) -> bool:
-    return split.seconds <= best.seconds * (1 + STAYS) and split.cost <= best.cost * (1 + STAYS)
+def _is_waste(split: RateSplit, best: RateSplit) -> bool:
+    """Return whether the best split saves much of time or cost, and none of the other is lost by it."""
+    shares = split.seconds / best.seconds, split.cost / best.cost
+    return min(shares) >= 1 - 1e-9 and max(shares) > 1 + STAYS
 
 
 def _split(
-    work: StepWork, actors: Actors, count: int, learners: Learners, preparers: Preparers, steps_ahead: int
+    work: StepWork, actors: Actors, count: int, learner: Learner, preparers: Preparers, steps_ahead: int
 ) -> RateSplit:
     places = _places(work, actors, count, steps_ahead)
 
     def batch(period: float) -> float:
-        groups = work.groups * (steps_ahead + 0.5 - min(1.0, learners.seconds / period))
+        groups = work.groups * (steps_ahead + 0.5 - min(1.0, learner.seconds / period))
         return max(1 / count, min(float(places), groups * work.running / count))
 
     def least(period: float) -> float:
@@ -211,19 +200,17 @@ def _split(
         return decoding + prefill + actors.renewal_seconds
 
     generation = _fixed_point(least)
-    prepare = _preparers(preparers, generation, learners.seconds)
-    seconds = max(generation, learners.seconds, preparers.work / prepare.instances)
-    held = count + prepare.instances * preparers.price + learners.instances * learners.price
+    prepare = _preparers(preparers, generation, learner.seconds)
+    seconds = max(generation, learner.seconds, preparers.work / prepare.instances)
+    held = count + prepare.instances * preparers.price + learner.instances * learner.price
     return RateSplit(
         count,
         places,
         batch(seconds),
         prepare,
-        learners.instances,
         seconds,
         cost=seconds * held,
         generation=generation,
-        held=held,
     )
 
 
@@ -231,7 +218,7 @@ def _preparers(preparers: Preparers, generation: float, learning: float) -> Prep
     """Return the fewest preparers that hold nothing up."""
     if not preparers.work:
         # One rollout after the other would wait for too few.
-        return PreparerChoice(preparers.most, "what preparation takes is not measured yet")
+        return PreparerChoice(preparers.most, "the most, because what preparation takes is not measured yet")
     return matching_preparers(
         preparers.work, generation=generation, learning=learning, least=preparers.least, most=preparers.most
     )
