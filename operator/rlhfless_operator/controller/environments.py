@@ -42,5 +42,6 @@ def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSetting
 def gateways_of(job: RLHFJob, settings: ClusterSettings) -> frozenset[str]:
     """Return the address of the gateway to the servers, if a job runs some and the operator knows it."""
     environment = job.spec.environment
-    needed = environment is not None and environment.server is not None and settings.ingress is not None
-    return frozenset({settings.ingress} if needed else ())
+    if environment is None or environment.server is None or settings.ingress is None:
+        return frozenset()
+    return frozenset({settings.ingress})

@@ -176,9 +176,9 @@ def split_by_rates(
 
 
 def _is_waste(split: RateSplit, best: RateSplit) -> bool:
-    """Return whether the best split saves much of time or cost, and none of the other is lost by it."""
+    """Return whether fewer actors save much of time or cost, and none of the other is lost by it."""
     shares = split.seconds / best.seconds, split.cost / best.cost
-    return min(shares) >= 1 - 1e-9 and max(shares) > 1 + STAYS
+    return best.actors < split.actors and min(shares) >= 1 - 1e-9 and max(shares) > 1 + STAYS
 
 
 def _split(
