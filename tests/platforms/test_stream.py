@@ -16,6 +16,7 @@ from rlhfless_functions.api import (
     GenerationRequest,
     Heartbeat,
     LearnRequest,
+    Leave,
     RunRequest,
     SampleTask,
     Started,
@@ -23,10 +24,12 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.api import dump_event as line
+from rlhfless_functions.api import dump_line
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 from rlhfless_operator.platforms.stream import Pace, open_session, run_task, with_rarer_progress
 from tests.jobs import export_request
+from tests.platforms.test_live_request import live_request
 
 Script = Callable[[web.StreamResponse], Awaitable[None]]
 STARTED = line(Started(instance="pod-1"))
@@ -42,6 +45,12 @@ async def answering(script: Script, status: int = 200) -> AsyncIterator[str]:
         await script(response)
         return response
 
+    async with serving(run) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def serving(run: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/run", run)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -68,6 +77,28 @@ async def events_of(
         )
         async with aclosing(events):
             return [event async for event in events]
+
+
+async def test_the_next_instance_gets_the_lines_that_one_which_refused_the_request_had_read() -> None:
+    bodies: list[bytes] = []
+
+    async def run(request: web.Request) -> web.Response:
+        bodies.append(await request.read())
+        if len(bodies) == 1:
+            busy = Failed(reason="busy", message="one task at a time", retryable=True)
+            return web.Response(status=409, body=line(busy))
+        return web.Response(body=STARTED + DONE)
+
+    request = live_request()
+    request.send(Leave(sink="s"))
+    request.end()
+    async with serving(run) as url:
+        with pytest.raises(TaskFailedError, match="one task"):
+            await events_of(url, request=request)
+        assert len(await events_of(url, request=request)) == 2
+    first, second = bodies
+    assert first == second
+    assert second.endswith(dump_line(Leave(sink="s")))
 
 
 def writing(*chunks: bytes) -> Script:

@@ -99,6 +99,8 @@ async def run_task(
                     raise InstanceSilentError(f"nothing has worked in the instance for {event.still_seconds:.0f} s")
                 if isinstance(event, Failed) and event.of is None:
                     raise TaskFailedError(event)
+                if isinstance(event, Started) and isinstance(request, LiveRequest):
+                    request.is_taken()
                 yield event
                 if ends_task(event):
                     return
