@@ -12,6 +12,7 @@ from rlhfless_functions.api import (
     Done,
     Event,
     FinishedSample,
+    GenerationResult,
     Leave,
     Partial,
     Progress,
@@ -19,8 +20,9 @@ from rlhfless_functions.api import (
     Started,
 )
 from rlhfless_operator.planner.moves.migration import Actor, Move
+from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.platforms.live_request import LiveRequest
-from tests.training.generating import RandomMoves, UnreliablePlatform, run_stage, shares_of
+from tests.training.generating import RandomMoves, UnreliablePlatform, Waiting, run_stage, shares_of
 from tests.training.generating import every_look_is_quick as every_look_is_quick
 
 pytestmark = pytest.mark.usefixtures("every_look_is_quick")
@@ -85,6 +87,8 @@ class FlushingPlatform:
     requests: list[LiveRequest] = field(default_factory=list)
     joined: list[AddSamples] = field(default_factory=list)
     has_joined: asyncio.Event = field(default_factory=asyncio.Event)
+    loses: bool = False
+    """Whether the instance that samples leave is lost before it has stored them."""
 
     async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
@@ -114,6 +118,8 @@ class FlushingPlatform:
                 for number, (prompt, index, tokens) in enumerate(lengths, 3):
                     sample = FinishedSample(prompt=prompt, index=index, tokens=tokens, finish_reason="stop")
                     yield Samples(samples=[sample], part=f"{sink}/{number}.parquet", of=sink)
+            elif self.loses:
+                raise InstanceLostError("killed")
             else:
                 yield Done(result={}, of=sink)
                 # Its samples are stored, so that the end of its request is not waited for.
@@ -152,3 +158,101 @@ async def test_a_move_lasts_until_its_samples_are_in_the_batch() -> None:
     *_, stretch = outcome.stretches
     moved = {(sample.prompt, sample.index) for sample in platform.joined[0].samples}
     assert {stretch.begun[key] for key in moved} == {9}
+
+
+async def test_tokens_that_a_lost_source_had_not_stored_are_the_receivers_work() -> None:
+    platform = FlushingPlatform(loses=True)
+    _, outcome, _ = await run_stage(platform, shares_of(3, 2, 2), MoveWhenHeard())
+    *_, stretch = outcome.stretches
+    moved = {(sample.prompt, sample.index) for sample in platform.joined[0].samples}
+    assert {stretch.begun[key] for key in moved} == {7}
+
+
+@dataclass
+class MoveAtOnce:
+    """Moves the second actor's samples to the first when it is asked."""
+
+    done: bool = False
+
+    def due(self, actors: Collection[Actor], now: float) -> bool:
+        return not self.done
+
+    def decide(self, actors: Sequence[Actor], now: float) -> list[Move]:
+        if len(actors) < 2:
+            return []
+        self.done = True
+        return [Move(actors[1].name, tuple(actors[1].samples), actors[0].name)]
+
+
+@dataclass
+class OneInstance(UnreliablePlatform):
+    """A platform whose second request waits until the first has ended."""
+
+    free: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
+        async with self.free:
+            async for event in super().run(request):
+                yield event
+
+
+async def test_no_sample_is_taken_from_a_request_that_no_instance_has_begun() -> None:
+    async with asyncio.timeout(60):
+        groups, outcome, _ = await run_stage(OneInstance(random.Random(0)), shares_of(6, 4, 2), MoveAtOnce())
+    assert len(groups) == 6
+    assert outcome.cuts == 0
+
+
+@dataclass
+class WaitingReceiver(UnreliablePlatform):
+    """An actor whose samples all wait for their environments ends while others are on their way to it."""
+
+    has_sent: bool = True
+    """Whether the source has stored its samples, so that they have been sent to the receiver."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
+        if request.key.attempt > 0:
+            async for event in super().run(request):
+                yield event
+            return
+        self.sinks[request.sink] = set()
+        yield Started(instance="i")
+        for _ in range(2):
+            yield Progress(finished=0, running=1, waiting=0, tokens=0, received=len(request.samples))
+            await asyncio.sleep(0.01)
+        if request.key.part == "actor-0000":
+            await (anext(request.lines()) if self.has_sent else self.left.wait())
+            result = GenerationResult(
+                finished=0, unfinished=4, parts=[], prompt_tokens=0, response_tokens=0, all_wait=True
+            )
+            yield Done(result=result.model_dump())
+            self.ended.set()
+            return
+        await anext(request.lines())
+        self.left.set()
+        if not self.has_sent:
+            await self.ended.wait()
+            await asyncio.sleep(0.01)
+        yield Done(result={}, of=request.sink)
+        yield Done(result={})
+
+
+class NeverAnswering(Waiting):
+    """Environments of which nobody should wait for an answer."""
+
+    async def come(self, samples: Sequence[tuple[int, int]]) -> None:
+        raise AssertionError("an actor was let go")
+
+
+@pytest.mark.parametrize("has_sent", [True, False])
+async def test_an_actor_to_which_samples_are_on_their_way_is_neither_let_go_nor_lost(has_sent: bool) -> None:
+    platform = WaitingReceiver(random.Random(0), has_sent=has_sent)
+    async with asyncio.timeout(60):
+        groups, outcome, _ = await run_stage(
+            platform, shares_of(4, 2, 2), MoveAtOnce(), away=NeverAnswering(), retries=0
+        )
+    assert len(groups) == 4
+    assert outcome.moved == 4
+    assert outcome.lost == 0

@@ -18,6 +18,8 @@ from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.live_migration import open_migration
 
+GROWN = 16
+"""Twice the largest share: an actor's batch grows no further (`slots` is 256)."""
 LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
 
 
@@ -37,9 +39,9 @@ def migration_of(file: Path, *, pause_seconds: float = 0.1) -> Migration:
     ("settings", "rule", "numbers"),
     [
         ({"policy": "none"}, type(None), {}),
-        ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": 256}),
+        ({"policy": "threshold"}, ActorRatio, {"ratio": 0.95, "slots": GROWN}),
         ({"policy": "threshold", "ratio": 0.0, "slots": 4}, ActorRatio, {"ratio": 0.0, "slots": 4}),
-        ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": 256, "period": 5.0}),
+        ({"policy": "repack", "period": "5s"}, Repack, {"roofline_batch": GROWN, "period": 5.0}),
         ({}, Saving, {"hysteresis": 0.25, "longest": 24, "pause_seconds": 0.1, "restarts_receiver": False}),
         ({"policy": "benefit", "hysteresis": 2.0}, Saving, {"hysteresis": 2.0, "kv_tokens": math.inf}),
     ],

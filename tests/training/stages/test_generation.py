@@ -102,6 +102,13 @@ async def test_a_share_that_never_progresses_is_given_up_after_its_retries(monke
     assert len(platform.sinks) == 4
 
 
+async def test_an_instance_that_is_lost_once_all_of_its_samples_are_stored_is_not_missed() -> None:
+    platform = UnreliablePlatform(random.Random(0), loss=1.0)
+    groups, outcome, _ = await run_stage(platform, shares_of(2, 1, 2), retries=0)
+    assert len(groups) == 2
+    assert outcome.lost == 0
+
+
 async def test_a_later_driver_finds_what_the_first_had_published() -> None:
     platform = UnreliablePlatform(random.Random(0))
     await run_stage(platform, shares_of(3, 2, 1))

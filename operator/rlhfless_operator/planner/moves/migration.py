@@ -12,6 +12,9 @@ from rlhfless_operator.planner.latency.linear import LinearLatency
 
 Key = tuple[int, int]
 """(prompt, index) of a sample."""
+MOST_GROWTH = 2
+"""Most samples that moves gather on an actor at a time, as a multiple of the largest share. Engines reserve memory for
+them."""
 
 
 @dataclass(slots=True)

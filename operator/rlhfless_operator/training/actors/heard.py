@@ -23,6 +23,8 @@ class Heard:
     """Counts of shared prefixes that it sent and fetched; see `GenerationResult.shared_prefixes`."""
     waited: float = 0.0
     """Seconds in which all of its samples waited for environments."""
+    all_wait: bool = False
+    """Whether it has ended because all of the samples that it had taken in wait for their environments."""
     first: float = math.inf
     last: float = -math.inf
 

@@ -28,7 +28,7 @@ class RolloutActor:
     failures: int = 0
     """Losses in a row without a finished sample in between."""
     all_wait: bool = False
-    """Whether its last request ended because all of its samples wait for their environments."""
+    """Whether its last request ended because all of its samples wait for their environments, and none is coming."""
     moves: list[Move] = field(default_factory=list)
     """Moves of its samples, which are made once its instance has published them."""
     expected: int = 0

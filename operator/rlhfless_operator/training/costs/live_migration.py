@@ -6,7 +6,7 @@ from collections.abc import Callable
 from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import Latency
-from rlhfless_operator.planner.moves.migration import Key, Migration, Rule
+from rlhfless_operator.planner.moves.migration import MOST_GROWTH, Key, Migration, Rule
 from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 
@@ -33,7 +33,8 @@ def _rule(
     spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, pause_seconds: float, room: EngineRoom | None
 ) -> Rule | None:
     settings = spec.planning.migration
-    kv_tokens, slots = spec.generation.kv_budget_tokens or math.inf, settings.slots
+    largest = max(map(len, plan.shares), default=1)
+    kv_tokens, slots = spec.generation.kv_budget_tokens or math.inf, min(settings.slots, MOST_GROWTH * largest)
     if room is not None:
         kv_tokens, slots = min(kv_tokens, room.kv_tokens), min(slots, room.sequences)
     if settings.policy == "threshold":

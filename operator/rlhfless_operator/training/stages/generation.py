@@ -30,7 +30,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.planner.moves.migration import Migration, Move
+from rlhfless_operator.planner.moves.migration import MOST_GROWTH, Key, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
@@ -45,8 +45,6 @@ from rlhfless_operator.training.requests.tasks import check_retry
 
 LOOK_SECONDS = 0.25
 """Least seconds between two looks at whether a move pays."""
-_MOST_GROWTH = 2
-"""Samples that an actor decodes at a time after moves, as a multiple of the largest share."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +153,8 @@ class _Stage:
     async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
         tokens = self._settings.prompt_tokens
         self._most = LiveBatch(
-            # An engine may reserve memory for all of them. Those beyond wait in the instance.
-            sequences=min(self._settings.slots, _MOST_GROWTH * max(map(len, shares))),
+            # Those beyond wait in the instance.
+            sequences=min(self._settings.slots, MOST_GROWTH * max(map(len, shares))),
             prompt_tokens=max(tokens(sample.prompt) for share in shares for sample in share),
         )
         self._told = len(shares)
@@ -202,7 +200,7 @@ class _Stage:
                 async for event in events:
                     self._take(actor, event)
                     self._look()
-            if actor.request is not None and not (heard.finished or actor.all_wait):
+            if actor.request is not None and not (heard.finished or heard.all_wait):
                 error = InstanceLostError("the instance was drained before it finished a sample")
         except (InstanceLostError, TaskFailedError) as failure:
             error = failure
@@ -212,10 +210,15 @@ class _Stage:
             self._outcome.held_seconds += time.monotonic() - began
             if stretch := heard.stretch():
                 self._outcome.stretches.append(stretch)
+        if error is not None:
+            # Tokens that it had not published are lost.
+            self._migration.progressed(actor.name, self._published(actor))
         self._hand_over(actor)
+        if not self._has_more(actor):
+            return
         if error is not None and (rest := self._migration.lost(actor.name)) is not None:
-            tokens = self._settings.prompt_tokens
-            kept = {key: (tokens(key[0]), self._sinks.published_tokens(key)) for key in rest.samples}
+            prompt_tokens, published = self._settings.prompt_tokens, self._published(actor)
+            kept = {key: (prompt_tokens(key[0]), published[key]) for key in rest.samples}
             self._migration.resumed(actor.name, kept)
         if error is not None:
             actor.failures = 1 if heard.finished else actor.failures + 1
@@ -223,6 +226,10 @@ class _Stage:
             check_retry(error, actor.failures, self._settings.retries, f"generation of step {request.key.step}")
         elif heard.finished:
             actor.failures = 0
+
+    def _published(self, actor: RolloutActor) -> dict[Key, int]:
+        """Return the number of stored response tokens of each of an actor's samples."""
+        return {key: self._sinks.published_tokens(key) for key in map(key_of, actor.samples)}
 
     def _request_of(self, actor: RolloutActor, shelter: Shelter | None) -> LiveRequest:
         """Open a request for an actor's samples."""
@@ -271,7 +278,9 @@ class _Stage:
                 self._hand_over(actor)
                 return
             self._outcome.done(event)
-            actor.all_wait = bool(event.result.get("all_wait")) and actor.joins_since is None
+            heard.all_wait = bool(event.result.get("all_wait"))
+            # Samples that are on their way to it need not wait for environments.
+            actor.all_wait = heard.all_wait and actor.joins_since is None and not actor.expected
             heard.waited = event.result.get("waited_seconds", 0.0)
             heard.decoding = DecodeCounts.model_validate(event.result.get("decoding", {}))
             heard.prefixes = event.result.get("shared_prefixes", {})
@@ -314,9 +323,12 @@ class _Stage:
         now, look_seconds = time.monotonic(), self._settings.look_seconds
         if now < self._look_at:
             return
-        if any(actor.request is None or actor.joins_since is not None for actor in self._actors.values()):
-            # An actor without a request has no batch to take samples from or to add them to. One that still reads what
-            # it was given would only read the same parts once more.
+        if any(
+            actor.request is None or not actor.heard.is_begun or actor.joins_since is not None
+            for actor in self._actors.values()
+        ):
+            # An actor whose request no instance has begun has no batch to take samples from or to add them to. One that
+            # still reads what it was given would only read the same parts once more.
             self._look_at = now + look_seconds
             return
         moves = self._migration.decide(now)
