@@ -1,4 +1,4 @@
-"""The lines of a request whose body stays open: every instance that is asked gets all of them, and none is kept for long."""
+"""The lines of a request whose body stays open: each instance that is asked gets all, and none is kept for long."""
 
 import asyncio
 import gc

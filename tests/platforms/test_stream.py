@@ -22,9 +22,9 @@ from rlhfless_functions.api import (
     Started,
     TaskKey,
     WeightsReference,
+    dump_line,
 )
 from rlhfless_functions.api import dump_event as line
-from rlhfless_functions.api import dump_line
 from rlhfless_functions.settings import ModelSettings, SamplingSettings
 from rlhfless_operator.platforms.base import InstanceLostError, InstanceSilentError, TaskFailedError
 from rlhfless_operator.platforms.stream import Pace, open_session, run_task, with_rarer_progress

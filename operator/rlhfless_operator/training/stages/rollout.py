@@ -321,7 +321,6 @@ def _generation_settings(
             draft_steps,
             attempt,
             weights_from=run.relays.chain(attempt.weights.version),
-            further_prompts=plan.estimates if may_move else (),
         )
 
     return GenerationSettings(
