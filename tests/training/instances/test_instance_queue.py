@@ -123,13 +123,3 @@ async def test_an_actor_that_no_longer_waits_takes_no_instance() -> None:
         await passes()
         assert given_up.cancelled()
         assert waits.done()
-
-
-async def test_actors_that_a_move_opens_do_not_wait() -> None:
-    instances, capacity = queue()
-    async with instances.part(1, 2) as part:
-        await part.turn()
-        await part.turn()
-        part.take()
-        await part.has_left(3)
-        assert capacity.counts == [2, 3]
