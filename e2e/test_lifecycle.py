@@ -42,8 +42,8 @@ def test_a_suspended_job_holds_no_pods_and_goes_on_where_it_was(jobs: Jobs) -> N
 
 def test_a_stage_has_no_pods_while_another_works_for_longer_than_they_take_to_start(jobs: Jobs) -> None:
     released = {"instances": {"min": 2, "max": 2}, "keepAlive": "0s"}
-    # On two idle cores the learner takes 25 s for so many epochs. Pods take about 10 s to go and to come.
-    job = short("released", generation=released, preparation={"keepAlive": "0s"}, algorithm={"epochs": 192})
+    # On two idle cores the learner takes 17 s for so many epochs. Pods take about 10 s to go and to come.
+    job = short("released", generation=released, preparation={"keepAlive": "0s"}, algorithm={"epochs": 128})
     with PodCounts(jobs.kubectl, "released") as pods:
         jobs.apply(job)
         status = jobs.wait_succeeded("released", 900)
