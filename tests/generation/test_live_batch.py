@@ -257,3 +257,50 @@ def test_no_response_goes_on_with_older_weights(make_request: MakeRequest, tmp_p
     second = NewWeights(present=NextWeights(weights=make_request().weights))
     with pytest.raises(TaskError, match="version 3 can't go on with version 2, which is older"):
         run_live(request, {10: second, 11: None})
+
+
+class Refusing(TransformersEngine):
+    """An engine that must not be given weights."""
+
+    def load(self, *arguments: object, **named: object) -> None:
+        raise AssertionError("weights were loaded")
+
+
+def test_no_weights_are_loaded_for_samples_that_are_all_finished(make_request: MakeRequest, whole: Rollouts) -> None:
+    before = make_request("before")
+    run(before)
+    request, told = make_request("live", resume_from=[before.sink]), set[tuple[int, int]]()
+
+    def end(event: Event, inbox: Inbox) -> None:
+        told.update((each.prompt, each.index) for each in event.samples if isinstance(event, Samples))
+        if told == whole.keys():
+            inbox.close()
+
+    outcome = run_live(request, {}, Refusing(), answer=end)
+    assert of(outcome, request.sink) == whole
+    assert outcome.result.unfinished == 0
+
+
+def test_the_last_sample_is_published_though_more_may_come(make_request: MakeRequest, whole: Rollouts) -> None:
+    request = make_request("live", samples=GROUPS[0])
+
+    def end(event: Event, inbox: Inbox) -> None:
+        if isinstance(event, Samples) and {each.index for each in event.samples} & {3}:
+            inbox.close()
+
+    clock_readings: dict[int, Line | None] = {}
+    outcome = run_live(request, clock_readings, answer=end, flush_seconds=1e6)
+    assert len(of(outcome, request.sink)) == SAMPLES
+
+
+def test_time_without_samples_is_not_work(make_request: MakeRequest, whole: Rollouts) -> None:
+    request = make_request("live", samples=GROUPS[0])
+    last = max(len(whole[0, index].response_tokens) for index in range(SAMPLES))
+    add = AddSamples(sink=request.sink, samples=GROUPS[1])
+    lines: dict[int, Line | None] = {last + 60: add, last + 61: None}
+    idle = run_live(request, lines, TransformersEngine()).result.waited_seconds
+    assert idle > 0.1, "readings of the clock, each of 0.01 s, in which the batch was empty"
+    assert (
+        run_live(request, {last + 60: None}, TransformersEngine(), sink=f"{request.sink}-again").result.waited_seconds
+        == 0
+    )

@@ -84,7 +84,7 @@ class GenerationResult(Message):
     """Samples left when the instance was drained, or when all of them waited for their environments; their partial
     tokens are in the parts."""
     waited_seconds: float = 0.0
-    """Seconds in which all samples waited for their environments."""
+    """Seconds in which all samples waited for their environments, or none were there and others came later."""
     all_wait: bool = False
     """Whether the request ended because all samples that are left wait for their environments."""
     parts: list[str]

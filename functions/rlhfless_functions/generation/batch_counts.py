@@ -15,7 +15,9 @@ class BatchCounts:
         """Counts of the runs before this one."""
         self._decoded: Counter[str] = Counter()
         self.waited_seconds = 0.0
-        """Seconds in which nothing was computed, because all samples were with their environments."""
+        """Seconds in which nothing was computed, because all samples were with their environments or yet to come."""
+        self._idle_seconds = 0.0
+        """Seconds without any samples since the last ones finished."""
         self.weights_seconds = 0.0
         """Seconds until the engine had its first weights."""
 
@@ -38,6 +40,19 @@ class BatchCounts:
         """Add the result of a share that has ended."""
         update = {name: getattr(self._total, name) + getattr(share, name) for name in ("finished", "unfinished")}
         self._total = self._total.model_copy(update={**update, "parts": [*self._total.parts, *share.parts]})
+
+    def passed(self, seconds: float, *, waits: bool, idle: bool) -> None:
+        """Note that time has passed.
+
+        Args:
+            waits: whether all samples were with their environments.
+            idle: whether there were none. That counts once others have come.
+        """
+        if idle:
+            self._idle_seconds += seconds
+            return
+        self.waited_seconds += self._idle_seconds + (seconds if waits else 0.0)
+        self._idle_seconds = 0.0
 
     def closes(self, run: EngineRun) -> None:
         """Add the counts of a run that another one follows."""

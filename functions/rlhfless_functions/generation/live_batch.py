@@ -40,9 +40,9 @@ from rlhfless_functions.generation.engines.base import (
 )
 from rlhfless_functions.generation.live_versions import check_goes_on, check_joins, check_turns
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.reading import Read, announce, read_share
+from rlhfless_functions.generation.reading import Read, read_share
 from rlhfless_functions.generation.rollout_files import RolloutPublisher
-from rlhfless_functions.generation.share import Share, diverged, fetched_bytes
+from rlhfless_functions.generation.share import Share, diverged, fetched_bytes, present_weights
 from rlhfless_functions.runtime.inbox import Inbox
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -133,10 +133,8 @@ class LiveBatch:
         request, self._asked = self._request, self._clock()
         try:
             self._order(Join(request=request))
-            present = NextWeights(
-                weights=request.weights, weights_from=request.weights_from, weights_line=request.weights_line
-            )
-            self._counts.has_fetched(self._load(present, request.next_weights))
+            if not self._ends_at_once():
+                self._counts.has_fetched(self._load(present_weights(request), request.next_weights))
             self._decode()
         finally:
             self._prefetcher.pause()
@@ -147,18 +145,27 @@ class LiveBatch:
             raise self._error
         return self._counts.result(self._run, all_wait=self._all_wait)
 
+    def _ends_at_once(self) -> bool:
+        """Return whether earlier attempts have finished all samples, and no others come. Then no weights are needed."""
+        reading = self._orders[0].reading
+        if not self._request.resume_from or reading is None or reading.exception() or not reading.result().is_finished:
+            return False
+        self._hear(idle=True)
+        return self._context.stop_reason is not None or (self._inbox.is_over and len(self._orders) == 1)
+
     def _decode(self) -> None:
         told, told_places, settled = (now := self._clock()), now, self._prefetcher.settled
         try:
             while self._context.stop_reason is None:
                 self._hear()
                 self._obey()
-                self._all_wait = any(share.waits_too_long() for share in self._shares.values())
+                self._all_wait = not self._orders and any(share.waits_too_long() for share in self._shares.values())
                 if self._is_over or self._all_wait:
                     break
+                idle = self._run is not None and not self._tasks
                 before, waits = now, not self._advance()
                 now = self._clock()
-                self._counts.waited_seconds += now - before if waits else 0.0
+                self._counts.passed(now - before, waits=waits, idle=idle)
                 for share in self._shares.values():
                     share.flush(now)
                 if now - told >= self._request.progress_seconds or self._prefetcher.settled != settled:
@@ -199,16 +206,15 @@ class LiveBatch:
                 del self._tasks[key]
         if not self._sampled:
             self._sampled = True
-            seconds = round(self._counts.weights_seconds, 4)
-            logger.info("first tokens sampled", extra={"fields": {"weights_seconds": seconds}})
+            fields = {"weights_seconds": round(self._counts.weights_seconds, 4)}
+            logger.info("first tokens sampled", extra={"fields": fields})
         return computes
 
     # --- lines ---
 
-    def _hear(self) -> None:
+    def _hear(self, *, idle: bool = False) -> None:
         """Take in the lines that have come. Wait for one only while nothing is left to compute."""
-        idle = not self._tasks and not self._orders
-        for line in self._inbox.take(IDLE_SECONDS if idle else 0.0):
+        for line in self._inbox.take(IDLE_SECONDS if idle or not (self._tasks or self._orders) else 0.0):
             self._order(line)
 
     def _order(self, line: Line) -> None:
@@ -216,11 +222,11 @@ class LiveBatch:
         reading: Future[Read] | None = None
         if isinstance(line, Join):
             self._requests[line.request.sink] = line.request
-            reading = self._pool.submit(read_share, line.request, self._version)
+            reading = self._pool.submit(read_share, line.request, self._emit_of(line.request.sink), self._version)
         elif isinstance(line, AddSamples) and (request := self._requests.get(line.sink)) is not None:
             update = {"samples": line.samples, "resume_from": line.resume_from, "known_until": line.known_until}
             more = request.model_copy(update=update)
-            reading = self._pool.submit(read_share, more, self._version, own_sink=False)
+            reading = self._pool.submit(read_share, more, self._emit_of(line.sink), self._version, own_sink=False)
         self._orders.append(_Order(line, reading))
 
     def _obey(self) -> None:
@@ -251,19 +257,18 @@ class LiveBatch:
                 if isinstance(line, Join):
                     tasks = self._open(line.request, read)
                 elif (share := self._shares.get(sink)) is not None and isinstance(line, AddSamples):
-                    announce(read, self._emit_of(sink))
                     tasks = share.add(line.samples, read.prompts, read.earlier)
                 else:
                     return
                 self._received += len(line.request.samples if isinstance(line, Join) else line.samples)
                 self._admit(sink, tasks, joins=isinstance(line, Join))
         except TaskError as error:
-            self._fail(sink, error)
+            if sink in self._shares:
+                self._close(sink, told=False)
+            self._failed(sink, error)
 
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
-        emit = self._emit_of(request.sink)
-        publisher = RolloutPublisher(request.sink, read.parts, emit)
-        announce(read, emit)
+        publisher = RolloutPublisher(request.sink, read.parts, self._emit_of(request.sink))
         share = Share(request, read.prompts, read.earlier, publisher, self._clock, self._episodes)
         self._shares[request.sink], self._newest = share, request
         return share.tasks
@@ -296,11 +301,6 @@ class LiveBatch:
             tasks, request.sampling, request.kv_budget_tokens, request.drafts, keep_kv_cache=request.keep_kv_cache,
             growth=growth,
         )  # fmt: skip
-
-    def _fail(self, sink: str, error: TaskError) -> None:
-        if sink in self._shares:
-            self._close(sink, told=False)
-        self._failed(sink, error)
 
     def _failed(self, sink: str, error: TaskError) -> None:
         self._error = error

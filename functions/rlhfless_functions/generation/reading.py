@@ -21,12 +21,17 @@ class Read:
     """Their earlier attempts."""
     parts: list[str]
     """Parts that are in the share's own sink."""
+    is_finished: bool
+    """Whether earlier attempts have finished all of them."""
 
 
-def read_share(request: GenerationRequest, version: int | None = None, *, own_sink: bool = True) -> Read:
-    """Read what the samples of a request need.
+def read_share(
+    request: GenerationRequest, emit: Callable[[Event], None], version: int | None = None, *, own_sink: bool = True
+) -> Read:
+    """Read what the samples of a request need, and announce those that are finished.
 
     Args:
+        emit: sends an event; thread-safe.
         version: version of the batch that they join, if the request lets newer ones go on with them.
         own_sink: whether the request's own sink may hold something of them.
 
@@ -41,13 +46,9 @@ def read_share(request: GenerationRequest, version: int | None = None, *, own_si
     own, oldest = request.weights.version, request.oldest_version
     oldest, newest = (own, own) if oldest is None else (oldest, max(own, version or 0))
     earlier = find_earlier(places, wanted, range(oldest, newest + 1), request.known_until)
-    return Read(prompts, earlier, parts)
-
-
-def announce(read: Read, emit: Callable[[Event], None]) -> None:
-    """Tell of the samples that earlier attempts have finished."""
-    for part, rollouts in read.earlier.finished.items():
+    for part, rollouts in earlier.finished.items():
         emit(Samples(samples=announced(rollouts), part=part))
+    return Read(prompts, earlier, parts, sum(map(len, earlier.finished.values())) == len(wanted))
 
 
 def _prompts(request: GenerationRequest) -> dict[int, Prompt]:

@@ -8,6 +8,7 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     GenerationRequest,
     GenerationResult,
+    NextWeights,
     SampleTask,
     WeightsFetched,
 )
@@ -133,6 +134,9 @@ class Share:
         """Publish what is due."""
         self._publisher.check()
         due = self._schedule.due(now, len(self._pending))
+        if due == "nothing" and self._pending and not self._open:
+            # Whoever waits for the last sample waits for nothing else.
+            due = "finished"
         if self._conversations is not None and self._run is not None and self._publisher.idle:
             self._conversations.go_on(self._run)
             due = "everything" if self._conversations.unstored else due
@@ -211,6 +215,11 @@ class Share:
         """Return the number of tokens of a response that nobody sampled."""
         told = self._conversations
         return sum(end - start for start, end in told.given((prompt, index))) if told is not None else 0
+
+
+def present_weights(request: GenerationRequest) -> NextWeights:
+    """Return the weights that a request begins with, and the places that they are fetched from."""
+    return NextWeights(weights=request.weights, weights_from=request.weights_from, weights_line=request.weights_line)
 
 
 def fetched_bytes(request: GenerationRequest, fetched: WeightsFetched) -> int | None:
