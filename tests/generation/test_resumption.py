@@ -49,7 +49,7 @@ def test_samples_can_move_many_times(
     sinks: list[str] = []
     for attempt in range(4):
         request = make_request(f"attempt-{attempt}", resume_from=list(sinks))
-        run(request, stop_at=8)
+        run(request, stop_at=16)
         sinks.append(request.sink)
     last = run(make_request("last", resume_from=sinks[::-1]), generator)
     assert last.finished() == whole

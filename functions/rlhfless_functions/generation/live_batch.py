@@ -124,16 +124,15 @@ class LiveBatch:
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="shares")
 
     def run(self) -> GenerationResult:
-        """Decode until no samples are left and none come, or the task is told to stop.
+        """Decode until no samples are left and none come, or the task is told to stop. A share that is unread is left.
 
         Raises:
-            TaskError: weights can't be had, or the model has diverged. If the request is not live, also if its share
-                can't be read or stored.
+            TaskError: weights can't be had, the model has diverged, or a share that is all of the request fails.
         """
         request, self._asked = self._request, self._clock()
         try:
             self._order(Join(request=request))
-            if not self._ends_at_once():
+            if self._context.stop_reason is None and not self._ends_at_once():
                 self._counts.has_fetched(self._load(present_weights(request), request.next_weights))
             self._decode()
         finally:
@@ -143,7 +142,8 @@ class LiveBatch:
             self._pool.shutdown(wait=True)
         if self._error is not None and request.live is None:
             raise self._error
-        return self._counts.result(self._run, all_wait=self._all_wait)
+        made = self._counts.result(self._run, all_wait=self._all_wait)
+        return made.model_copy(update={"unfinished": made.unfinished or (0 if made.finished else len(request.samples))})
 
     def _ends_at_once(self) -> bool:
         """Return whether earlier attempts have finished all samples, and no others come. Then no weights are needed."""
