@@ -135,7 +135,7 @@ class Share:
         self._publisher.check()
         due = self._schedule.due(now, len(self._pending))
         if due == "nothing" and self._pending and not self._open:
-            # Whoever waits for the last sample waits for nothing else.
+            # The driver waits for the last sample, and for nothing else.
             due = "finished"
         if self._conversations is not None and self._run is not None and self._publisher.idle:
             self._conversations.go_on(self._run)

@@ -27,7 +27,7 @@ class GpuAssignment:
     per_instance: Mapping[Stage, int] | None = None
     """GPUs of an instance of each stage; None without GPUs."""
     shared: SharedGpus | None = None
-    """The GPUs if there are too few for instances of all stages at once, so that these take turns."""
+    """The GPUs where stages take turns, because there are too few for all stages at once."""
 
 
 def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> GpuAssignment:

@@ -247,7 +247,7 @@ class CostModel:
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
         # One that never sleeps has no wakes.
-        wake = self.history.mean(_waking("learning"))
+        wake = self.history.mean("waking/learning")
         return LearnerPace(wake if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
@@ -304,7 +304,7 @@ class CostModel:
         if change.state == "switching":
             self._switching[change.instance] = change.at
         elif (since := self._switching.pop(change.instance, None)) is not None and change.state == "busy":
-            self.history.add(_waking(change.stage), change.at - since)
+            self.history.add(f"waking/{change.stage}", change.at - since)
         if change.state == "draining":
             self._draining[change.instance] = change.at
         elif (since := self._draining.pop(change.instance, None)) is not None and change.state == "ended":
@@ -396,8 +396,3 @@ class CostModel:
 def startup(stage: Charged) -> str:
     """Return the name of a stage's start-up times in the history."""
     return f"startup/{stage}"
-
-
-def _waking(stage: Charged) -> str:
-    """Return the name of the times in the history in which a stage's instances wake for a task."""
-    return f"waking/{stage}"
