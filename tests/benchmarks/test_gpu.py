@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,11 @@ def test_a_command_that_is_ended_leaves_what_was_measured_and_no_part_that_goes_
     with subprocess.Popen([*command, "--json", str(kept)], stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         assert any("learner ..." in line for line in running.stderr)
-        (part,) = psutil.Process(running.pid).children()
+        # The line says that the part begins, and its process is not there yet.
+        while not (parts := psutil.Process(running.pid).children()):
+            assert running.poll() is None
+            time.sleep(0.01)
+        (part,) = parts
         running.send_signal(end)
         running.wait(60)
     psutil.wait_procs([part], timeout=60)

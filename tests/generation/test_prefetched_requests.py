@@ -56,7 +56,8 @@ def test_the_next_version_is_fetched_while_a_request_decodes(
     first = run(make_request("first", next_weights=upcoming, progress_seconds=1000.0), generator)
     assert first.finished() == whole, "the samples do not depend on it"
     told = [event.prefetched_version for event in first.events if isinstance(event, Progress)]
-    assert told == [2, 3], "as it begins, and once the version is there"
+    # It is there before the first report where it is fetched faster than the prompts are read.
+    assert told in ([2, 3], [3, 3]), "as it begins, and once the version is there"
     assert first.result.weights_fetched.prefetched == 0
     second = run(make_request("second", weights=third), generator)
     fetched = second.result.weights_fetched

@@ -1,5 +1,6 @@
 """The servers of an environment beside the stages of a job: on a real API server, with an emulated Knative."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -17,7 +18,7 @@ from rlhfless_operator.platforms.pods.manifests import MIN_SCALE, JobIdentity
 from tests.platforms.emulated_cluster import EmulatedCluster
 from tests.platforms.emulated_cluster import cluster as cluster
 from tests.platforms.emulated_cluster import server as server  # The fixtures.
-from tests.platforms.knative_jobs import JobUnderTest, until
+from tests.platforms.knative_jobs import DEADLINE_SECONDS, JobUnderTest, until
 from tests.platforms.test_stream import generation_request
 from tests.prerequisites import needs_api_server
 
@@ -47,6 +48,15 @@ async def least(cluster: EmulatedCluster) -> str:
     return revision.metadata.annotations[MIN_SCALE]
 
 
+async def bring_a_pod(cluster: EmulatedCluster, job: JobUnderTest) -> None:
+    """Bring a pod as a session's request does. The platform bounds their least number meanwhile, so say it again."""
+    kept = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not any(change.stage == "environment" for change in job.changes):
+            await job.client.revisions.patch(cluster.namespace, "job-environment-00001", kept)
+            await asyncio.sleep(0.1)
+
+
 async def test_a_job_has_a_service_and_a_policy_of_its_environment_and_removes_them(cluster: EmulatedCluster) -> None:
     async with open_job(cluster) as job:
         names = {service.metadata.name for service in (await job.client.services.list(cluster.namespace)).items}
@@ -62,8 +72,7 @@ async def test_a_job_has_a_service_and_a_policy_of_its_environment_and_removes_t
 async def test_a_platform_that_closes_keeps_no_pods(cluster: EmulatedCluster) -> None:
     async with open_job(cluster) as job:
         with job.platform._environment.used():
-            kept = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
-            await job.client.revisions.patch(cluster.namespace, "job-environment-00001", kept)
+            await bring_a_pod(cluster, job)
             await until(lambda: bool(job.now("busy")))
             await job.platform.close()
             assert await least(cluster) == "0"
@@ -82,8 +91,7 @@ async def test_a_failed_environment_tells_the_problem_of_its_pods(
     async with open_job(cluster) as job:
         monkeypatch.setattr(job.platform, "_run", failing)
         cluster.knative.pod_status = {"phase": "Pending", "conditions": [unscheduled]}
-        kept = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
-        await job.client.revisions.patch(cluster.namespace, "job-environment-00001", kept)
+        await bring_a_pod(cluster, job)
         await until(lambda: bool(job.platform._environment._problem))
         told = r"the environment has no server; its pods: job-environment-\S+: Unschedulable: no CPU"
         with pytest.raises(TaskFailedError, match=told) as caught:
@@ -112,9 +120,7 @@ async def test_tasks_get_its_address_and_keep_its_pods(
         async with aclosing(job.platform.run(acting())) as events:
             assert isinstance(await anext(events), Started)
             # A session's request brings a pod; a task that needs it keeps it.
-            revision = {"metadata": {"annotations": {MIN_SCALE: "1"}}}
-            await job.client.revisions.patch(cluster.namespace, "job-environment-00001", revision)
-            await until(lambda: any(change.stage == "environment" for change in job.changes))
+            await bring_a_pod(cluster, job)
             (pod,) = {change.instance for change in job.changes if change.stage == "environment"}
             await until(lambda: job.states(pod)[-1:] == ["busy"])
             assert await least(cluster) == "1"

@@ -42,7 +42,7 @@ def hold():
         advance(batch)
         # Of the versions that may come, the one that the step before makes is sure to.
         steps = [step for step, _, _ in batch._tasks]
-        if steps and batch._version < min(steps) - 1 and batch._now()[0].response > 30:
+        if steps and batch._version < min(steps) - 1 and batch._counts.now(batch._run)[0].response > 30:
             while batch._context.stop_reason is None and not len(batch._inbox):
                 batch._tell()
                 for share in batch._shares.values():
