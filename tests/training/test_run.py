@@ -154,7 +154,6 @@ def test_the_plan_never_changes_what_is_learnt(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3, experts", "qwen1.5, experts, window 0 that no layer uses"])
 def test_the_number_of_actors_changes_no_bit_of_experts(
     tiny_job: MakeJob, tiny_model: Path, tmp_path: Path, family: str
@@ -180,11 +179,14 @@ def test_the_number_of_actors_changes_no_bit_of_experts(
     assert one == other
 
 
-def test_moving_samples_about_never_changes_what_is_learnt(
-    tiny_job: MakeJob, on_one_actor: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long enough for some looks around while samples decode.
+    longer = {"sampling": {"maxResponseTokens": 64}}
+    on_one_actor = tiny_job("one", steps=2, generation={"instances": {"max": 1}}, **longer)
+    run_job(on_one_actor)
     monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())
-    file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": {"min": 3, "max": 3}})
+    three = {"min": 3, "max": 3}
+    file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": three}, **longer)
     run_job(file)
     assert_same_final_weights(file, on_one_actor)
     records = records_of(file)

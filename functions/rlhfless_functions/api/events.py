@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlhfless_functions.api.messages import PROTOCOL, DecodeCounts, FinishReason, Message, check_protocol
+from rlhfless_functions.api.messages import (
+    PROTOCOL,
+    DecodeCounts,
+    FinishReason,
+    Message,
+    WeightsFetched,
+    check_protocol,
+)
 
 
 class ColdStart(Message):
@@ -79,6 +86,8 @@ class Progress(Message):
     """Weights version that decodes now, in a live batch."""
     received: int | None = None
     """Samples that a live batch has taken in so far."""
+    weights_fetched: WeightsFetched = WeightsFetched()
+    """Counts of what was fetched of the weights so far."""
     weights_bytes: int | None = None
     """Bytes fetched from an object store for the request's weights. None if the store is a file system, and after a
     request's first progress."""

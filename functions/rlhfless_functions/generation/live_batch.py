@@ -206,8 +206,8 @@ class LiveBatch:
                 del self._tasks[key]
         if not self._sampled:
             self._sampled = True
-            fields = {"weights_seconds": round(self._counts.weights_seconds, 4)}
-            logger.info("first tokens sampled", extra={"fields": fields})
+            seconds = round(self._counts.weights_seconds, 4)
+            logger.info("first tokens sampled", extra={"fields": {"weights_seconds": seconds}})
         return computes
 
     # --- lines ---
@@ -360,8 +360,8 @@ class LiveBatch:
             self._run.await_weights()
         for share in self._shares.values():
             share.goes_on_in(self._run, version, unfinished)
-        fields = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
-        logger.info("other weights swapped in", extra={"fields": fields})
+        told = {"version": version, "seconds": round(self._clock() - began, 4), "responses": len(self._tasks)}
+        logger.info("other weights swapped in", extra={"fields": told})
         self._counts.has_fetched(fetched)
         self._tell(fetched)
 
@@ -384,12 +384,11 @@ class LiveBatch:
             prefetched_version=self._prefetcher.settled,
             version=self._version,
             received=self._received,
+            weights_fetched=self._counts.fetched,
         )
         if fetched is not None:
             progress = progress.model_copy(update={"weights_bytes": fetched_bytes(self._request, fetched)})
-        if room and run is not None:
-            progress = progress.model_copy(update={"room": run.room})
-        self._context.emit(progress)
+        self._context.emit(progress.model_copy(update={"room": run.room}) if room and run is not None else progress)
 
     def _lengths(self, run: EngineRun) -> list[tuple[int, int, int]]:
         """Return the lengths of responses without tokens that environments gave."""

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlhfless_functions.api import DecodeCounts, NextWeights, Preload, SampleTask, Started, WeightsReference
+from rlhfless_functions.api import (
+    DecodeCounts,
+    NextWeights,
+    Preload,
+    SampleTask,
+    Started,
+    WeightsFetched,
+    WeightsReference,
+)
 from rlhfless_operator.planner.moves.live_batches import Batch
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.platforms.live_request import LiveRequest
@@ -54,6 +62,8 @@ class LiveActor:
     """Time at which it was told of newer weights; None once it decodes with them."""
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
     """Counts of its decoding so far."""
+    fetched: WeightsFetched = field(default_factory=WeightsFetched)
+    """Counts of what its request has fetched of weights so far."""
     heard: Heard | None = None
     """Reports since the last measurement."""
     heard_counts: DecodeCounts = field(default_factory=DecodeCounts)

@@ -2,7 +2,7 @@
 
 import time
 
-from rlhfless_functions.api import DecodeCounts, Done, Progress
+from rlhfless_functions.api import DecodeCounts, Done, Progress, WeightsFetched
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.heard import Heard
 from rlhfless_operator.training.actors.live_actor import LiveActor
@@ -20,6 +20,7 @@ class LiveMeasurements:
     def reported(self, actor: LiveActor, event: Progress) -> None:
         """Take in a report of an actor's batch."""
         self._count_passes(actor, event.decoding)
+        self._count_fetches(actor, event.weights_fetched)
         if event.room is not None:
             self._found.has_room(event.room)
         if event.lengths:
@@ -28,6 +29,8 @@ class LiveMeasurements:
     def ended(self, actor: LiveActor, event: Done) -> None:
         """Take in the end of an actor's request."""
         self._found.done(event)
+        # Its reports have said most of it.
+        self._found.weights_fetched.subtract(actor.fetched.model_dump())
         self._count_passes(actor, DecodeCounts.model_validate(event.result.get("decoding", {})))
 
     def switches(self, actor: LiveActor) -> None:
@@ -67,6 +70,10 @@ class LiveMeasurements:
         self._found.decoding.update(_difference(actor.decoding, counts))
         actor.decoding = counts
 
+    def _count_fetches(self, actor: LiveActor, counts: WeightsFetched) -> None:
+        self._found.weights_fetched.update(_difference(actor.fetched, counts))
+        actor.fetched = counts
+
     def _hear(self, actor: LiveActor, event: Progress) -> None:
         lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
         heard = actor.heard
@@ -79,5 +86,5 @@ class LiveMeasurements:
         actor.heard.now(lengths)
 
 
-def _difference(before: DecodeCounts, after: DecodeCounts) -> dict[str, float]:
+def _difference(before: DecodeCounts | WeightsFetched, after: DecodeCounts | WeightsFetched) -> dict[str, int]:
     return {name: max(0, count - getattr(before, name)) for name, count in after.model_dump().items()}
