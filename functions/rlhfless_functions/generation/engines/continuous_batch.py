@@ -23,6 +23,7 @@ from rlhfless_functions.generation.engines.base import (
 from rlhfless_functions.generation.engines.batch_rows import BatchRows
 from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
+from rlhfless_functions.generation.engines.pass_graphs import GRAPH_TOKENS, PassGraphs, cuda_capture
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import uniforms
 from rlhfless_functions.generation.engines.sampling import draw
@@ -94,6 +95,7 @@ class ContinuousBatch(EngineRun):
         self._eos[list(eos_token_ids)] = True
         self._state = BatchRows(padded_rows(slots, self._device), sampling.max_response_tokens, self._device)
         self._prompt_slots: dict[int, int] = {}
+        self._graphs = PassGraphs(self._compute, cuda_capture()) if self._device.type == "cuda" else None
         self._intact = True
         if self._kept.tasks:
             self._seat(dict(self._kept.tasks))
@@ -118,6 +120,10 @@ class ContinuousBatch(EngineRun):
         kept = {"kept_tokens": self._kept.tokens, "kept_responses": len(self._kept.tasks)}
         drafted = self._drafter.counted() if self._drafter is not None else {}
         return super().decoding().model_copy(update=kept | drafted)
+
+    def close(self) -> None:
+        """Give the memory of the graphs back."""
+        self._graphs = None
 
     def _remove_running(self, keys: Collection[SequenceKey]) -> None:
         slots = [slot for slot, task in self._state.running() if task.key in keys]
@@ -209,21 +215,13 @@ class ContinuousBatch(EngineRun):
     def _sample(self, rows: int) -> dict[int, FinishReason]:
         """Sample a token for each row. Return the rows that have ended, and the reasons."""
         state = self._state
-        lengths, generated = state.lengths[:rows], state.generated[:rows]
-        window = padded(int(state.host_lengths[state.host_active].max()) + 1)
-        self._cache.decode(lengths, window)
-        logits = self._passes.forward(state.inputs[:rows], lengths, window)
-        tokens, log_probs, sound = draw(logits, self._sampling.temperature, uniforms(state.keys[:rows], generated))
-        column = generated[:, None]
-        state.tokens[:rows].scatter_(1, column, tokens[:, None])
-        state.log_probs[:rows].scatter_(1, column, log_probs[:, None])
-        state.inputs[:rows] = tokens
-        active = state.active[:rows]
-        lengths += active
-        generated += active
+        longest = int(state.host_lengths[state.host_active].max()) + 1
+        window = padded(longest) if self._graphs is None else min(padded(longest, GRAPH_TOKENS), self._cache.capacity)
+        tokens, sound = (self._graphs or self._compute)(rows, window)
         ended = self._ended(rows, tokens)
         # One transfer tells whether there is anything to do on the host.
-        notable = (ended | (generated >= self._sampling.max_response_tokens) | ~sound) & active.bool()
+        over = state.generated[:rows] >= self._sampling.max_response_tokens
+        notable = (ended | over | ~sound) & state.active[:rows].bool()
         if not notable.any():
             return {}
         slots = notable.nonzero()[:, 0].tolist()
@@ -232,6 +230,22 @@ class ContinuousBatch(EngineRun):
                 self._raise_unsound(slot, int(state.host_generated[slot]))
         natural = ended.tolist()
         return {slot: "stop" if natural[slot] else "truncated" for slot in slots}
+
+    def _compute(self, rows: int, window: int) -> tuple[torch.Tensor, ...]:
+        """Sample a token for each row, on the device alone. Return the tokens, and which rows are valid
+        distributions."""
+        state = self._state
+        lengths, generated = state.lengths[:rows], state.generated[:rows]
+        self._cache.decode(lengths, window)
+        logits = self._passes.forward(state.inputs[:rows], lengths, window)
+        tokens, log_probs, sound = draw(logits, self._sampling.temperature, uniforms(state.keys[:rows], generated))
+        column = generated[:, None]
+        state.tokens[:rows].scatter_(1, column, tokens[:, None])
+        state.log_probs[:rows].scatter_(1, column, log_probs[:, None])
+        state.inputs[:rows] = tokens
+        lengths += state.active[:rows]
+        generated += state.active[:rows]
+        return tokens, sound
 
     def _verify(
         self, active: np.ndarray, layout: PassRows, drafts: Drafts

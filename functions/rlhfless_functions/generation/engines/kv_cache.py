@@ -11,9 +11,9 @@ BLOCK_TOKENS = 32
 summation then does not depend on the length of the batch's other rows."""
 
 
-def padded(tokens: int) -> int:
+def padded(tokens: int, block: int = BLOCK_TOKENS) -> int:
     """Round up to whole blocks."""
-    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+    return -(-tokens // block) * block
 
 
 class SlotCache(Cache):

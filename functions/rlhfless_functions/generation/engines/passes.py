@@ -20,8 +20,11 @@ REPLAY_ROWS = 256
 
 
 def padded_rows(rows: int, device: torch.device) -> int:
-    """Return the number of rows that a decode pass of so many sequences computes."""
-    multiple = CPU_ROWS if device.type == "cpu" else 1
+    """Return the number of rows that a decode pass of so many sequences computes.
+
+    On a GPU, all up to 8, and beyond that 4 to 8 numbers between two powers of 2: each is a graph of its own.
+    """
+    multiple = CPU_ROWS if device.type == "cpu" else 1 << max(0, (rows - 1).bit_length() - 3)
     return -(-rows // multiple) * multiple
 
 

@@ -38,7 +38,7 @@ from rlhfless_functions.settings import EngineSampling, ModelSettings
 
 logger = logging.getLogger(__name__)
 
-MAX_LOGITS = 2**26
+MAX_LOGITS = {"cpu": 2**26, "cuda": 2**28}
 """Most numbers in the logits of one step. With a large vocabulary, logits take more memory than keys and values."""
 MAX_ROWS = 1024
 MIN_ROWS = 16
@@ -181,7 +181,7 @@ class TransformersEngine:
         budget = kv_budget_tokens or free_kv_tokens(config, model.dtype, self._device, held)
         check_room(longest, budget)
         capacity = padded(longest)
-        most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS // config.vocab_size))
+        most_rows = min(MAX_ROWS, max(MIN_ROWS, MAX_LOGITS[self._device.type] // config.vocab_size))
         room = EngineRoom(
             sequences=min(most_rows, max(1, budget // capacity)),
             kv_tokens=budget,

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
-from rlhfless_functions.generation.engines.base import Engine, EngineRun, SequenceResult, SequenceTask
+from rlhfless_functions.generation.engines.base import Engine, EngineRun, Growth, SequenceResult, SequenceTask
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.settings import EngineName, SamplingSettings
 from tests.generation.engines.shares import (
@@ -41,9 +42,11 @@ def models(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [folder, *(save_model(tmp_path_factory.mktemp(f"v{seed}"), folder, seed=seed) for seed in (7, 8))]
 
 
-def begin(engine: Engine, tasks: Sequence[SequenceTask], steps: int, *, keep: bool = True) -> list[SequenceTask]:
+def begin(
+    engine: Engine, tasks: Sequence[SequenceTask], steps: int, *, keep: bool = True, growth: Growth | None = None
+) -> list[SequenceTask]:
     """What is left of a share after some steps."""
-    run = engine.start(tasks, SAMPLING, None, keep_kv_cache=keep)
+    run = engine.start(tasks, SAMPLING, None, keep_kv_cache=keep, growth=growth)
     done = {(result.prompt, result.index) for _ in range(steps) for result in run.step()}
     return continued([task for task in tasks if (task.prompt, task.index) not in done], run.unfinished())
 
@@ -116,7 +119,8 @@ def test_new_samples_of_the_same_prompts_are_those_of_the_newest_weights_alone(
 ) -> None:
     """Where there is little room, those of another prompt come first. The others join as these leave, and find the kept
     rows of their prompts still there."""
-    rest = begin(engine, share(3, 2), 20)
+    # No row is kept where the batch before had too few of them for the next one.
+    rest = begin(engine, share(3, 2), 20, growth=Growth(sequences=16, prompt_tokens=64))
     assert len({task.prompt for task in rest}) >= 2
     new = [task for task in share(4, 5) if task.index >= 2]
     engine.load(settings_of(models[0]), version(models[1], 1))
@@ -128,7 +132,7 @@ def test_new_samples_of_the_same_prompts_are_those_of_the_newest_weights_alone(
     wanted = {(result.prompt, result.index): result for result in finish(fresh.start(new, SAMPLING, None))}
     mine = {key: result for key, result in results.items() if key in wanted}
     assert_same(mine, wanted)
-    if name == "transformers":
+    if name == "transformers" and not torch.cuda.is_available():
         assert mine == wanted, "to the bit"
 
 
