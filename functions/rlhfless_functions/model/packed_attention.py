@@ -75,18 +75,16 @@ def packed_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     if packing.record is not None:
         packing.record.setdefault(layer, (key, value))  # Checkpointing computes a layer twice.
-    keys, values = packing.keys(layer, key, 0), packing.keys(layer, value, 1)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     head_sizes = key.shape[-1], value.shape[-1]
     kernel = choose_kernel(capability_of(query.device), query.dtype, head_sizes, installed_kernels())
     if kernel == "sdpa":
+        keys, values = packing.keys(layer, key, 0), packing.keys(layer, value, 1)
         queries = query.split(packing.lengths, dim=2)
         masks: dict[tuple[int, int], torch.Tensor | None] = {}
         outputs = [_attend(*each, scaling, sliding_window, masks) for each in zip(queries, keys, values, strict=True)]
         return torch.cat(outputs, dim=1), None
-    if packing.prompts is not None:
-        key, value = torch.cat(keys, dim=2), torch.cat(values, dim=2)
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    rows = query[0].transpose(0, 1), packing.key_row(layer, key, 0), packing.key_row(layer, value, 1)
     return attend(kernel, *rows, packing.sequences(query.device), scaling, sliding_window)[None], None
 
 

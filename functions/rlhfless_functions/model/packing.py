@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rlhfless_functions.model.prompt_keys import KeyPlaces, gather_keys
 from rlhfless_functions.model.varlen_kernels import Sequences
 
 
@@ -31,6 +32,7 @@ class Packing:
     record: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = None
     """Takes the keys and values of each layer, if set."""
     _sequences: dict[torch.device, Sequences] = field(default_factory=dict)
+    _places: dict[torch.device, KeyPlaces] = field(default_factory=dict)
 
     @property
     def starts(self) -> torch.Tensor:
@@ -59,6 +61,19 @@ class Packing:
             return pieces
         before = self.prompts.states[layer][which].split(self.prompts.lengths, dim=2)
         return [torch.cat([before[number], piece], dim=2) for number, piece in zip(self.numbers, pieces, strict=True)]
+
+    def key_row(self, layer: int, own: torch.Tensor, which: int) -> torch.Tensor:
+        """Return the keys (0) or values (1) of all samples in a layer in one row, [keys, key-value heads, head size].
+
+        Args:
+            own: those of the samples' own tokens, [1, key-value heads, tokens, head size].
+        """
+        if self.prompts is None:
+            return own[0].transpose(0, 1)
+        if own.device not in self._places:
+            self._places[own.device] = KeyPlaces.of(self.prompts.lengths, self.numbers, self.lengths, own.device)
+        before = self.prompts.states[layer][which]
+        return gather_keys(before[0].transpose(0, 1), own[0].transpose(0, 1), self._places[own.device])
 
 
 def _bounds(lengths: Sequence[int]) -> torch.Tensor:
