@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from rlhfless_functions.learning.host_copy import HostCopy, padded_bytes
 from rlhfless_functions.learning.state import TrainingState
 
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -22,8 +24,14 @@ def move(state: TrainingState, device: torch.device) -> None:
     Raises:
         torch.OutOfMemoryError: the state is unusable now.
     """
-    if state.device != device:
-        relocate(state, lambda tensor: tensor.to(device))
+    if state.device == device:
+        return
+    if device.type == "cpu":
+        relocate(state, _to_host(state))
+    else:
+        relocate(state, lambda tensor: tensor.to(device, non_blocking=True))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def relocate(state: TrainingState, place: Place) -> None:
@@ -33,3 +41,28 @@ def relocate(state: TrainingState, place: Place) -> None:
             # Use the module's own method: sharded modules (FSDP2) update their records in it.
             unit._apply(place)
             optimizer.follow(place)
+
+
+def _to_host(state: TrainingState) -> Place:
+    """Return what copies tensors into the state's block of host memory."""
+    sizes: dict[int, int] = {}
+
+    def measure(tensor: torch.Tensor) -> torch.Tensor:
+        if _fits(tensor):
+            sizes[tensor.data_ptr()] = padded_bytes(tensor)
+        return tensor
+
+    relocate(state, measure)
+    size = sum(sizes.values())
+    if state.host_copy is None or state.host_copy.size < size:
+        # Free the old block first.
+        state.host_copy = None
+        state.host_copy = HostCopy(size)
+    block = state.host_copy
+    block.clear()
+    return lambda tensor: block.place(tensor) if _fits(tensor) else tensor.to("cpu")
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor may lie in a block: a whole one of a device. Sharded ones keep their own type."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type != "cpu" and tensor.is_contiguous()

@@ -18,6 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlhfless_functions.api import FailureReason, LearnRequest, WeightsReference
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.distributed.sharding import Unit, hold_parts, unit_of
+from rlhfless_functions.learning.host_copy import HostCopy
 from rlhfless_functions.learning.optimizers import ModelOptimizer
 from rlhfless_functions.model.forward import body_of
 from rlhfless_functions.model.packed_attention import is_packed, use_packing
@@ -54,6 +55,8 @@ class TrainingState:
     """Whether policy and critic get packed rows."""
     compiled: bool = False
     """Whether their layers are compiled."""
+    host_copy: HostCopy | None = None
+    """Where the tensors lie while another process has the device; kept for the next time."""
 
     @property
     def device(self) -> torch.device:
