@@ -1,5 +1,6 @@
 """Part of `measure.py`: the tests that every engine passes, on this device."""
 
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -23,6 +24,8 @@ def measure(scratch: Path) -> dict[str, Any]:
     scratch.mkdir(parents=True)
     report = scratch / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS, f"--junit-xml={report}"]
+    if find_spec("xdist") is not None:
+        command += ["--numprocesses", str(min(8, os.cpu_count() or 1))]
     subprocess.run(command, cwd=REPOSITORY, check=False)
     return counted(report)
 

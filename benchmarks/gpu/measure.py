@@ -67,8 +67,8 @@ LIMITS = {
 PARTS = ("learner", "step", "trl", "decode", "weights", "sleep")
 """What says most comes first: all of them together may run out of time."""
 ALL = (
-    ("learner", "0.5b"), ("decode", "0.5b"), ("conformance", "tiny"), ("step", "0.5b"), ("trl", "0.5b"),
-    ("learner", "7b"), ("decode", "7b"), ("sleep", "0.5b"), ("learner", "3b"), ("step", "7b"), ("trl", "7b"),
+    ("learner", "0.5b"), ("decode", "0.5b"), ("conformance", "tiny"), ("step", "0.5b"), ("sleep", "0.5b"),
+    ("trl", "0.5b"), ("learner", "7b"), ("decode", "7b"), ("learner", "3b"), ("step", "7b"), ("trl", "7b"),
     ("decode", "3b"), ("sleep", "7b"), ("weights", "0.5b"), ("weights", "7b"),
 )  # fmt: skip
 """The parts that `--all` measures and their shapes, in an order in which a cut after ten minutes loses the least."""
