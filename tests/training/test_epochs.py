@@ -83,7 +83,7 @@ def test_its_replay_has_the_same_weights(kind: str, request: pytest.FixtureReque
     assert "the same weights bit for bit" in replayed(request.getfixturevalue(kind))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_killing_everything_once_in_every_round_changes_nothing(
     tiny_job: MakeJob, undisturbed: Path, tmp_path: Path
@@ -100,7 +100,7 @@ def test_killing_everything_once_in_every_round_changes_nothing(
     assert_same_final_weights(file, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_an_asynchronous_driver_that_dies_around_the_last_step_goes_on_to_the_same_end(
     tiny_job: MakeJob, ahead: Path, tmp_path: Path

@@ -93,8 +93,8 @@ def test_a_group_that_comes_too_late_counts_for_less(tiny_job: MakeJob, monkeypa
 @pytest.mark.parametrize(
     ("rule", "points"),
     [
-        ("drop", ("begun-4", "taken-4")),
-        ("wait", ("prepared-2", "taken-3")),
+        pytest.param("drop", ("begun-4", "taken-4"), marks=pytest.mark.nightly),
+        pytest.param("wait", ("prepared-2", "taken-3"), marks=pytest.mark.nightly),
         ("downweight", ("taken-2", "learnt-4")),
     ],
 )

@@ -64,3 +64,17 @@ def test_a_published_tokenizer_does_not_say_where_it_was_loaded_from(tiny_model:
         write_tokenizer(AutoTokenizer.from_pretrained(tiny_model, local_files_only=offline), folder)
         written.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert written[0] == written[1]
+
+
+def test_a_damaged_file_of_a_published_folder_is_named_even_if_it_cannot_be_parsed(
+    tiny: ModelSettings, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "1")
+    publish_weights(uri, load_policy(tiny, version(tiny.source)), load_tokenizer(tiny, version(tiny.source)))
+    for name, load in (("tokenizer.json", load_tokenizer), ("config.json", load_policy)):
+        content = (tmp_path / "1" / name).read_bytes()
+        (tmp_path / "1" / name).write_bytes(content[:20] + b"}" + content[21:])
+        with pytest.raises(TaskError, match=rf"/1/{name} is corrupt.*(restore|remove|run)") as caught:
+            load(tiny, version(uri))
+        assert caught.value.reason == "artifact_missing"
+        (tmp_path / "1" / name).write_bytes(content)

@@ -121,12 +121,18 @@ def read_config(folder: Path, uri: str) -> PreTrainedConfig:
 
 @contextmanager
 def unloadable(uri: str, remedy: str) -> Iterator[None]:
-    """Turn any error of transformers about the content of `uri` into a TaskError."""
+    """Turn any error of transformers about the content of `uri` into a TaskError.
+
+    A damaged file of a published folder may have been read before its checksum was compared. Then the error names it.
+    """
     try:
         yield
     except TaskError:
         raise
     except Exception as error:
+        with store_errors():
+            if (folder := artifacts.local_path(uri)) is not None and folder.is_dir():
+                artifacts.local_folder(uri, published=False)
         problem = str(error).strip().split("\n")[0]
         raise TaskError(
             "model_unloadable", f"{uri} cannot be loaded ({type(error).__name__}: {problem}); {remedy}"
