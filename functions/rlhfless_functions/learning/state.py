@@ -56,7 +56,7 @@ class TrainingState:
     compiled: bool = False
     """Whether their layers are compiled."""
     host_copy: HostCopy | None = None
-    """Where the tensors lie while another process has the device; kept for the next time."""
+    """Memory for the tensors while another process has the device; kept for the next time."""
 
     @property
     def device(self) -> torch.device:

@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class KeyPlaces:
-    """Where each key of a row comes from, and where its gradient goes. All places are on the row's device."""
+    """The source of each key of a row, and the place of its gradient, on the row's device."""
 
     sources: torch.Tensor
     """[keys] place of each key among the prompts' tokens and the samples' own ones after them."""
