@@ -19,6 +19,11 @@ def test_quantities_are_numbers_or_text() -> None:
     assert spec.resources == ResourcesSpec(limits={"nvidia.com/gpu": "1", "memory": "16Gi", "cpu": "500m"})
 
 
+def test_a_template_may_say_what_is_no_request_for_gpus() -> None:
+    template = {"spec": {"nodeSelector": {"nvidia.com/gpu": "true"}, "containers": [{"name": "a", "tty": True}]}}
+    assert pods(template=template).template == template
+
+
 @pytest.mark.parametrize("quantity", [0.5, "many", "1 Gi", True, None, "-1", ""])
 def test_anything_else_is_no_quantity(quantity: Any) -> None:
     with pytest.raises(ValidationError, match="is not a quantity: write a whole number"):
@@ -35,6 +40,14 @@ def test_anything_else_is_no_quantity(quantity: Any) -> None:
         ({"volumes": [{"mountPath": "/tmp/", "claim": "a"}]}, "rlhfless itself mounts /tmp/; choose another path"),
         ({"env": {"RLHFLESS_TOKEN": "mine"}}, "rlhfless itself sets RLHFLESS_TOKEN; remove it"),
         ({"env": {"A": 1}}, "valid string"),
+        (
+            {"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}},
+            "template: prices, pools and plans count no GPUs there; write nvidia.com/gpu in resources.limits",
+        ),
+        (
+            {"template": {"spec": {"initContainers": [{}, {"resources": {"requests": {"amd.com/gpu": "2"}}}]}}},
+            "write amd.com/gpu in resources.limits",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -150,6 +150,12 @@ class PodsSpec(Settings):
                 raise ValueError(f"env: rlhfless itself sets {name}; remove it")
         return self
 
+    @model_validator(mode="after")
+    def _asks_for_gpus_where_they_are_counted(self) -> Self:
+        if (name := _gpu_in(self.template or {})) is not None:
+            raise ValueError(f"template: prices, pools and plans count no GPUs there; write {name} in resources.limits")
+        return self
+
 
 def merge_pods(*layers: PodsSpec) -> PodsSpec:
     """Merge several settings of pods into one. Later layers override earlier ones.
@@ -177,6 +183,17 @@ def overlay(base: KubernetesObject, over: KubernetesObject) -> KubernetesObject:
         else:
             merged[key] = value
     return merged
+
+
+def _gpu_in(value: object) -> str | None:
+    """Return the name of a GPU resource that is asked for anywhere in a template; None if there is none."""
+    if isinstance(value, list):
+        return next(filter(None, map(_gpu_in, value)), None)
+    if not isinstance(value, dict):
+        return None
+    asked = [each for each in (value.get("limits"), value.get("requests")) if isinstance(each, dict)]
+    own = (name for each in asked for name in each if name.endswith("/gpu"))
+    return next(own, None) or next(filter(None, map(_gpu_in, value.values())), None)
 
 
 def _laid_over(base: PodsSpec, over: PodsSpec) -> PodsSpec:
