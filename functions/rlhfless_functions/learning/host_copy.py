@@ -33,12 +33,14 @@ class HostCopy:
         """Forget what lies there."""
         self._used = 0
 
+    def has_room(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor fits behind those that lie there."""
+        return self._used + padded_bytes(tensor) <= self.size
+
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of a tensor in the block. Its bytes are there once the device has caught up."""
+        """Return a copy of a tensor, for which there is room. Its bytes are there once the device has caught up."""
         begin = self._used
         self._used += padded_bytes(tensor)
-        if self._used > self.size:
-            raise ValueError(f"{self._used} bytes do not fit {self.size}")
         part = self._memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         return part.copy_(tensor, non_blocking=True)
 

@@ -60,7 +60,8 @@ def _to_host(state: TrainingState) -> Place:
         state.host_copy = HostCopy(size)
     block = state.host_copy
     block.clear()
-    return lambda tensor: block.place(tensor) if _fits(tensor) else tensor.to("cpu")
+    # Tensors that share memory were measured once.
+    return lambda tensor: block.place(tensor) if _fits(tensor) and block.has_room(tensor) else tensor.to("cpu")
 
 
 def _fits(tensor: torch.Tensor) -> bool:
