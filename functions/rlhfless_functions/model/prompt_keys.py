@@ -1,7 +1,7 @@
 """The keys of a row's samples, each sample's prompt before its own tokens, from prompts that are in memory once.
 
-One gather for all samples: a piece for each of them would be thousands of small kernels in a pass. The gradients of a
-prompt's samples are added in their order, so that they are the same in every run.
+One gather serves all samples: a piece for each of them would be thousands of small kernels in a pass. A prompt's
+gradient sums those of its samples in a fixed order, and so it is the same in every run.
 """
 
 from collections import defaultdict
