@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rlhfless_operator.training.costs import live_migration as migration
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.journal.lease import Lease, LeaseHeldError
 from rlhfless_operator.training.journal.ledger import CHARGED_STATES
+from rlhfless_operator.training.stages import rollout
 from tests.generation.engines.shares import save_model
 from tests.model.families import FAMILIES, save
 from tests.training.whole_jobs import (
@@ -180,13 +182,16 @@ def test_the_number_of_actors_changes_no_bit_of_experts(
 
 
 def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Long enough for some looks around while samples decode.
-    longer = {"sampling": {"maxResponseTokens": 64}}
-    on_one_actor = tiny_job("one", steps=2, generation={"instances": {"max": 1}}, **longer)
+    # Long enough, and with looks that are frequent enough, to find samples that decode on every actor.
+    longer = {"sampling": {"maxResponseTokens": 96}}
+    monkeypatch.setattr(rollout, "GenerationSettings", partial(rollout.GenerationSettings, look_seconds=0.0))
+    on_one_actor = tiny_job("one", steps=2, **longer, generation={"flush": "1ms", "instances": {"max": 1}})
     run_job(on_one_actor)
     monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())
     three = {"min": 3, "max": 3}
-    file = tiny_job("shuffled", steps=2, planning={"policy": "even"}, generation={"instances": three}, **longer)
+    file = tiny_job(
+        "shuffled", steps=2, planning={"policy": "even"}, **longer, generation={"flush": "1ms", "instances": three}
+    )
     run_job(file)
     assert_same_final_weights(file, on_one_actor)
     records = records_of(file)
