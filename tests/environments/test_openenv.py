@@ -123,8 +123,11 @@ def test_a_server_that_answers_twice_fails_the_episode_and_shifts_no_answers(pla
     play, _ = playing(tools=tools)
     play.submit()
     first = add(play, 18) if tools else play.say("18")
-    if first.outcome is None:
-        first = add(play, 1) if tools else play.say("1")
+    # The second answer may come once the next request is on its way, and is then taken for its answer. The true one
+    # is then one too many.
+    for _ in range(2):
+        if first.outcome is None:
+            first = add(play, 1) if tools else play.say("1")
     assert first.outcome is not None and (first.outcome.score, first.outcome.ended) == (0.0, "failed")
     play.response, play.given = [], []
     assert "Reach 3" in play.text(play.submit()), "another episode goes on"
