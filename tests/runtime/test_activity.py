@@ -33,6 +33,22 @@ def test_a_standstill_lasts_until_cpu_time_is_used(process: Process) -> None:
     assert activity.still_seconds() == 7.0
 
 
+def test_a_standstill_begins_with_the_first_question_after_a_sign_of_work(process: Process) -> None:
+    activity = Activity()
+    process.now += 130.0
+    activity.goes_on()
+    assert activity.still_seconds() == 0.0
+    process.now += 7.0
+    assert activity.still_seconds() == 7.0
+
+
+def test_a_sign_of_work_looks_at_no_process(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = Activity()
+    monkeypatch.setattr(Activity, "_cpu_seconds", lambda activity: pytest.fail("it looks"))
+    for _ in range(1000):
+        activity.goes_on()
+
+
 def test_a_wait_with_a_limit_is_no_standstill_until_the_limit(process: Process) -> None:
     activity = Activity()
     with limited_wait(200.0), limited_wait(10.0):

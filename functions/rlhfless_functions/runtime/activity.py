@@ -34,19 +34,22 @@ class Activity:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._used = self._cpu_seconds()
+        self._used: float | None = self._cpu_seconds()
+        """CPU time since which nothing has worked; None after a sign of work, until the next question."""
         self._since = time.monotonic()
 
     def goes_on(self) -> None:
-        """Record that the task has shown a sign of work by itself."""
-        self._used, self._since = self._cpu_seconds(), time.monotonic()
+        """Record that the task has shown a sign of work by itself. A batch does so hundreds of times a second, and to
+        look at all processes of a machine takes milliseconds."""
+        self._used = None
 
     def still_seconds(self) -> float:
         """Return for how long nothing has worked; 0 if something has since the last question, or during a limited
         wait."""
         used = self._cpu_seconds()
         waits = any(end > time.monotonic() for end in list(_waits.values()))
-        if waits or abs(used - self._used) >= _WORK_SECONDS:  # The time of a process that has ended is gone.
+        # The time of a process that has ended is gone.
+        if waits or self._used is None or abs(used - self._used) >= _WORK_SECONDS:
             self._used, self._since = used, time.monotonic()
             return 0.0
         return time.monotonic() - self._since
