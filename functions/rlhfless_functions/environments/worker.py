@@ -33,6 +33,8 @@ from rlhfless_functions.rewards.source import SourceError
 from rlhfless_functions.runtime.processes import die_with_parent
 
 _LONGEST_MESSAGE = 2000
+_REAP_SECONDS = 1.0
+"""Seconds between two looks for processes that have ended."""
 
 
 def main() -> None:
@@ -81,14 +83,16 @@ def _host(connection: socket.socket, memory: int, scratch: Path) -> None:
     gc.freeze()
     _answer(connection, {"ready": True, "schemas": found, "game": code.is_game})
     while True:
-        select.select([connection], [], [])
+        # Until it is reaped, an ended process counts against the limit of a pod's processes.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not select.select([connection], [], [], _REAP_SECONDS)[0]:
+            continue
         byte, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
         if not byte or len(descriptors) != 2:
             return
         _begin(code, connection, *descriptors, memory=memory, longest=setup["result_bytes"])
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
 
 
 def _schemas(code: UserCode) -> list[dict[str, Any]]:
