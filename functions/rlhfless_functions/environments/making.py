@@ -1,6 +1,5 @@
 """Makes the environments of a request, and finds what prompts show of them."""
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,8 +21,6 @@ from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
 from rlhfless_functions.weights.source import load_config, model_revision, weights_folder
 from rlhfless_functions.weights.tokenizers import load_tokenizer
-
-_log = logging.getLogger("rlhfless.environments")
 
 
 class EpisodeMaker:

@@ -32,7 +32,6 @@ from rlhfless_functions.rewards.code.folders import remove
 from rlhfless_functions.rewards.source import SourceError
 from rlhfless_functions.runtime.processes import die_with_parent
 
-_LONGEST_MESSAGE = 2000
 _REAP_SECONDS = 1.0
 """Seconds between two looks for processes that have ended."""
 

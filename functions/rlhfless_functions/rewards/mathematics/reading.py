@@ -43,7 +43,6 @@ _SEPARATOR = re.compile(
     r"\s*(?:[,;]\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|(?:and|or)(?![a-zA-Z]))?|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|\\(?:land|lor|vee|wedge)(?![a-zA-Z]))\s*"
 )
 _UNION = re.compile(r"\\cup(?![a-zA-Z])|(?<=[\])])\s*U\s*(?=[\[(])")
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 @lru_cache(maxsize=4096)
