@@ -51,6 +51,8 @@ def document(name: str, servers: str, example: str, **spec: Any) -> dict[str, An
         },
         "batch": {"promptsPerStep": 4, "samplesPerPrompt": 4, "minibatchSamples": SAMPLES, "microbatchTokens": 16384},
         "generation": {"instances": {"min": 1, "max": 1}},
+        # Its weights are compared with those of another run.
+        "learning": {"overlap": "never"},
         "prices": {"instanceHour": "1", "stages": {"environment": "36"}},
         "steps": STEPS,
         **spec,

@@ -174,15 +174,15 @@ def test_simulate_shows_what_ships_on_a_platform_and_an_ability_that_comes(tmp_p
     arguments = ["simulate", "--trace", str(tmp_path / "trace.parquet"), "--gpus", "4", "--seeds", "1", "--json"]
     seconds = {}
     for platform in ("slots", "pods"):
-        given = [*arguments, "--platform", platform, "--with", "overlap", "--with", "publishing"]
+        given = [*arguments, "--platform", platform, "--with", "publishing"]
         rows = {row["policy"]: row for row in json.loads(CliRunner().invoke(cli.app, given).stdout)["policies"]}
-        assert set(rows) == {*POLICIES, "rlhfless+overlap+publishing"}
-        seconds[platform] = rows["rlhfless"]["seconds"], rows["rlhfless+overlap+publishing"]["seconds"]
+        assert set(rows) == {*POLICIES, "rlhfless+publishing"}
+        seconds[platform] = rows["rlhfless"]["seconds"], rows["rlhfless+publishing"]["seconds"]
     assert seconds["slots"][1] < seconds["slots"][0]
     assert seconds["pods"] != seconds["slots"]
     unknown = CliRunner().invoke(cli.app, [*arguments, "--with", "luck"])
     assert "choose one of" in str(unknown.exception)
-    refused = CliRunner().invoke(cli.app, [*arguments, "--with", "overlap", "--async"])
+    refused = CliRunner().invoke(cli.app, [*arguments, "--with", "publishing", "--async"])
     assert "leave one of them out" in refused.stderr
 
 

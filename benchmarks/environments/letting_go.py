@@ -57,7 +57,12 @@ def run(folder: Path, seconds: float, let_go: str, options: argparse.Namespace) 
         "samplesPerPrompt": options.samples,
         "minibatchSamples": samples,
     }
-    spec |= {"steps": options.steps, "artifacts": {"uri": str(folder / "runs")}}
+    spec |= {
+        "steps": options.steps,
+        "artifacts": {"uri": str(folder / "runs")},
+        # The weights of two runs are compared.
+        "learning": {"overlap": "never"},
+    }
     spec["generation"] = {"instances": {"min": 1, "max": 1}}
     del spec["evaluation"]
     (place / "job.yaml").write_text(yaml.safe_dump(job))

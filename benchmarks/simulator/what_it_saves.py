@@ -21,7 +21,8 @@ from rlhfless_operator.simulator.scenarios import NODE_GPUS, SCENARIOS, STUDIED,
 from rlhfless_operator.simulator.simulate import simulate
 
 RIVALS = ("static", "rlhfuse-resident", "paper-overlap")
-POLICIES = (*RIVALS, "rlhfless", COMPLETE)
+WHOLE_BATCH = "rlhfless-whole-batch"
+POLICIES = (*RIVALS, WHOLE_BATCH, "rlhfless", COMPLETE)
 BEST = SCENARIOS["paper-3b-gsm8k-grpo"]
 _STORE_RATE = BEST.model.weight_bytes / NODE_GPUS
 
@@ -35,10 +36,9 @@ def parts(seeds: Sequence[int]) -> Iterator[tuple[str, str, Callable[[], Row]]]:
         yield section, name, lambda name=name: simulate(name, seeds, policies=POLICIES)  # type: ignore[misc]
     variants: dict[str, tuple[dict[str, Any], str]] = {
         "as it ships, on slots": ({}, "rlhfless"),
-        "with overlap": ({}, "rlhfless+overlap"),
+        "with `learning.overlap: never`": ({}, WHOLE_BATCH),
         "with publishing beside the next step": ({}, "rlhfless+publishing"),
-        "with overlap and publishing": ({}, "rlhfless+overlap+publishing"),
-        "with overlap, holding and publishing": ({}, COMPLETE),
+        "with publishing and holding": ({}, COMPLETE),
         "as it ships, publishing in 6 s": ({"store_rate": _STORE_RATE / 6}, "rlhfless"),
         "as it ships, publishing in 12 s": ({"store_rate": _STORE_RATE / 12}, "rlhfless"),
     }
@@ -49,7 +49,7 @@ def parts(seeds: Sequence[int]) -> Iterator[tuple[str, str, Callable[[], Row]]]:
         scenario = on_platform(BEST, platform)
         for words, policy in (
             (f"as it ships, on {platform}", "rlhfless"),
-            (f"with overlap, on {platform}", "rlhfless+overlap"),
+            (f"with `learning.overlap: never`, on {platform}", WHOLE_BATCH),
             (f"with everything, on {platform}", COMPLETE),
         ):
             yield "best case", words, _against_static(scenario, seeds, policy)

@@ -25,6 +25,11 @@ pytestmark = pytest.mark.usefixtures("warm_start")
 
 MakeJob = Callable[..., Path]
 
+EXAMPLES = [
+    path for name in ("quickstart", "tools") for path in (Path(__file__).parents[2] / "examples" / name).glob("*.yaml")
+]
+"""Jobs whose bits are compared."""
+
 TEMPLATE = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\n{% endfor %}a:"
 FUNCTIONS = """
 def turned(row):
@@ -141,12 +146,13 @@ def test_several_documents_are_checked_and_one_fault_is_enough_to_fail(tiny_job:
 
 
 def test_it_says_which_options_make_two_runs_differ(tiny_job: MakeJob) -> None:
-    whole = {"batch": {"minibatchSamples": None}}
-    overlapped = tiny_job("overlapped", learning={"overlap": "auto"}, **whole)
+    one_update = {"batch": {"minibatchSamples": None}, "planning": {"policy": "cost"}}
+    overlapped = tiny_job("overlapped", **one_update)
     assert "  depends on timing: spec.learning.overlap: auto — the last bits" in validate(overlapped).stdout
     ahead = json.loads(validate("--json", tiny_job("ahead", **{"async": {}})).stdout)
     assert [line.split(" — ")[0] for line in ahead[0]["timing"]] == ["spec.async"]
-    assert "depends on timing" not in validate(tiny_job("never")).stdout
+    never = tiny_job("never", **one_update, learning={"overlap": "never"})
+    assert "depends on timing" not in validate(never, tiny_job("several-updates"), *EXAMPLES).stdout
 
 
 def test_json_has_an_object_for_each_document(tiny_job: MakeJob) -> None:

@@ -96,11 +96,6 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
         ),
         ({"learning": {"instances": {"min": 2}}}, "learning.instances", "min 2 is more than max 1"),
         ({"preparation": {"instances": {"min": 2}}}, "preparation.instances", "min 2 is more than max 1"),
-        (
-            {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo"}},
-            "learning.overlap",
-            "dynamic sampling (algorithm dapo, dynamicSamplingRounds: 4)",
-        ),
         ({"async": {"kvCache": "keep"}}, "async.kvCache", "write newWeights: switch, or kvCache: recompute"),
         (
             {
@@ -143,8 +138,7 @@ def test_rules_that_span_fields_name_the_field_and_the_remedy(spec: dict[str, An
         {"steps": None, "epochs": 2},
         {"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "ppo"}},
         {"batch": {"samplesPerPrompt": 1}, "algorithm": {"name": "reinforce_plus_plus"}},
-        {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}},
-        {"learning": {"overlap": "auto"}},
+        {"learning": {"overlap": "auto"}, "algorithm": {"name": "dapo"}, "async": {}},
         {"learning": {"processes": 1}, "optimizer": {"name": "muon"}},
         {"batch": {"samplesPerPrompt": 2}, "algorithm": {"name": "ppo", "dynamicSamplingRounds": 1}},
         {"generation": {"instances": {"min": 2, "max": 2}}},
@@ -162,7 +156,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
     large = {"promptsPerStep": 10**5, "samplesPerPrompt": 1}
     broken = {"epochs": 1, "rewards": TWO + LONG, "checkpoints": {"best": True}, "batch": large}
     broken |= {
-        "learning": {"overlap": "auto", "processes": 2, "instances": {"min": 2}},
+        "learning": {"processes": 2, "instances": {"min": 2}},
         "optimizer": {"name": "muon"},
         "algorithm": {
             "name": "dapo",

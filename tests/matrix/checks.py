@@ -3,11 +3,12 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from rlhfless_operator.job.reading.timing import depends_on_timing
+from rlhfless_operator.job.spec import RLHFJobSpec
 from tests.matrix.setting import Setting
 from tests.training.whole_jobs import final_weights, folder_of, half_written, records_of, run_job
 
@@ -44,12 +45,10 @@ def _teaches(metrics: dict[str, float]) -> bool:
     return metrics["batch/teaching_groups"] > 0 and metrics["batch/samples"] - metrics["batch/masked_samples"] > 1
 
 
-def is_reproducible(spec: dict[str, Any]) -> bool:
-    """Whether a second run has the same bits: in bfloat16 a token may depend on which others are decoded with it, with
-    `overlap: auto` a step depends on the order in which its groups arrive, and with `async` on what sampled them."""
-    learning = spec.get("learning", {})
-    timed = learning.get("compile") or learning.get("overlap") == "auto" or "async" in spec
-    return spec["model"].get("dtype") == "float32" and not timed
+def is_reproducible(spec: RLHFJobSpec) -> bool:
+    """Whether a second run has the same bits: in bfloat16 a token may depend on which others are decoded with it, and
+    `depends_on_timing` knows the rest."""
+    return spec.model.dtype == "float32" and not spec.learning.compile and not depends_on_timing(spec)
 
 
 def _check_ratios(metrics: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhfless_operator.job.reading.validation import load_job
 from tests.matrix import options
 from tests.matrix.checks import check_job, is_reproducible
 from tests.matrix.covering import Combination, Covering
@@ -88,7 +89,7 @@ def test_every_pair_of_values(setting: Setting, pair: int) -> None:
 def run_and_check(setting: Setting, combination: Combination, name: str, *, repeat: bool) -> None:
     file = setting.write(combination, name)
     check_job(setting, file)
-    if repeat and is_reproducible(setting.spec_of(file)):
+    if repeat and is_reproducible(load_job(file).spec):
         again = setting.write(combination, f"{name}-again")
         run_job(again)
         assert_same_final_weights(again, file)

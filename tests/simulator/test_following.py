@@ -80,6 +80,6 @@ def test_a_step_whose_learner_follows_is_shorter(sleeps: bool) -> None:
     trace = scenario.draw_trace(0)
     whole, follows = (
         sum(step.seconds for step in run_policy(scenario, find_policy(name), trace, 0))
-        for name in ("rlhfless", "rlhfless+overlap")
+        for name in ("rlhfless-whole-batch", "rlhfless")
     )
     assert follows < whole

@@ -89,19 +89,11 @@ def test_each_ability_that_the_loop_lacks_is_named_and_switched_on_in_one_place(
     found = {name: run_policy(SLEEPING, find_policy(name), trace, 0) for name in ("rlhfless", COMPLETE)}
     assert means(found[COMPLETE])[0] < means(found["rlhfless"])[0]
     monkeypatch.setattr(policies, "IN_THE_LOOP", EVERYTHING)
-    assert policies.find_policy("rlhfless+overlap").may_hold
-    with pytest.raises(ValueError, match=r"policy is 'rlhfless\+luck': choose one of .*holding, overlap, publishing"):
+    assert policies.find_policy("rlhfless+publishing").may_hold
+    with pytest.raises(ValueError, match=r"policy is 'rlhfless\+luck': choose one of .*holding, publishing"):
         find_policy("rlhfless+luck")
-    with pytest.raises(ValueError, match=r"policy is 'static\+overlap'"):
-        find_policy("static+overlap")
-
-
-def test_holding_is_refused_where_nothing_overlaps() -> None:
-    with pytest.raises(
-        ValueError, match=r"policy is 'rlhfless\+publishing\+holding': .* add overlap \(--with overlap\)"
-    ):
-        find_policy("rlhfless+publishing+holding")
-    assert find_policy("rlhfless+holding+overlap").may_hold
+    with pytest.raises(ValueError, match=r"policy is 'static\+holding'"):
+        find_policy("static+holding")
 
 
 def test_dearer_starts_make_a_step_dearer_on_whole_pods_and_longer_on_slots() -> None:
@@ -137,7 +129,7 @@ def test_a_step_is_that_of_a_rehearsed_job() -> None:
             return dataclasses.replace(super().training(), preparers=(1,))
 
     trace = rehearsed.draw_trace(0)
-    run = Run(rehearsed, find_policy("rlhfless"), trace, 0, OnePreparer(rehearsed, 4))
+    run = Run(rehearsed, find_policy("rlhfless-whole-batch"), trace, 0, OnePreparer(rehearsed, 4))
     _, second, third, *_ = [run.step(groups) for groups in trace.steps(256, np.random.default_rng(0))]
     for step in (second, third):
         assert step.instances == 3
@@ -157,8 +149,7 @@ def test_the_papers_policy_may_begin_to_learn_when_half_of_the_groups_are_comple
 def test_a_learner_that_overlaps_publishes_through_the_store_too() -> None:
     trace = SLEEPING.draw_trace(0)
     stored, beside = (
-        means(run_policy(SLEEPING, find_policy(name), trace, 0))
-        for name in ("rlhfless+overlap", "rlhfless+overlap+publishing")
+        means(run_policy(SLEEPING, find_policy(name), trace, 0)) for name in ("rlhfless", "rlhfless+publishing")
     )
     assert stored[0] > beside[0]
 

@@ -12,6 +12,7 @@ from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.step_journal import read_status
 from rlhfless_operator.training.run import AvailableGpus
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation
@@ -57,3 +58,20 @@ async def test_a_job_is_charged_for_its_instances_until_they_are_gone(tmp_path: 
     status = read_status(folder)
     assert status is not None
     assert status.instance_seconds == pytest.approx(summary["instance_seconds"], abs=0.001)
+
+
+@pytest.mark.parametrize(("gpus", "learners", "follows"), [(None, 1, True), (1, 1, False), (2, 1, True), (2, 2, False)])
+async def test_where_a_pool_has_too_few_gpus_for_all_stages_a_learner_waits_for_the_whole_batch(
+    tmp_path: Path, gpus: int | None, learners: int, follows: bool
+) -> None:
+    found: list[bool] = []
+    whole = SharedGpus(gpus, {"generation": 1, "learning": 1}) if gpus is not None else None
+    await drive(
+        parse_content(small_job(steps=1, learning={"instances": {"min": learners, "max": learners}}), "job"),
+        JobFolder(str(tmp_path)),
+        lambda on_state: EmulatedPlatform(Emulation(task_seconds=0.01), on_state),
+        LiveProgress(),
+        AvailableGpus(ActorRange(1, 1), whole=whole),
+        on_open=lambda run, journal: found.append(run.requests.learns_in_pieces),
+    )
+    assert found == [follows]

@@ -28,7 +28,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "ahead": {"async": {"newWeights": "switch", "kvCache": "keep"}},
     "overlap": {
         "batch": {"minibatchSamples": 16},
-        "learning": {"overlap": "auto"},
         "planning": {"policy": "cost"},
     },
 }

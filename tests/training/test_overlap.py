@@ -39,6 +39,7 @@ from rlhfless_operator.training.requests.builder import RequestBuilder
 from rlhfless_operator.training.stages import rollout
 from tests.command_line import run_command
 from tests.processes import named
+from tests.training.asynchronous.test_loop import replayed
 from tests.training.killing import start
 from tests.training.test_turns import most_at_once
 from tests.training.whole_jobs import (
@@ -52,11 +53,7 @@ from tests.training.whole_jobs import (
     train,
 )
 
-OVERLAPPED: dict[str, Any] = {
-    "steps": 2,
-    "batch": {"minibatchSamples": None},
-    "learning": {"overlap": "auto"},
-}
+OVERLAPPED: dict[str, Any] = {"steps": 2, "batch": {"minibatchSamples": None}, "planning": {"policy": "cost"}}
 PATIENCE = 120.0
 
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
@@ -222,6 +219,30 @@ def test_a_learner_that_is_killed_in_mid_step_goes_by_the_journal(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["generation", "preparation"])
+def test_a_run_whose_groups_come_late_from_an_instance_that_is_killed_is_replayed_bit_for_bit(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    killed: list[str] = []
+    observe = Ledger.observe
+
+    def kill_the_first_at_work(ledger: Ledger, change: StateChange) -> None:
+        observe(ledger, change)
+        if change.stage == stage and change.state == "busy" and not killed:
+            killed.append(change.instance)
+            (victim,) = named(change.instance)
+            victim.kill()
+
+    monkeypatch.setattr(Ledger, "observe", kill_the_first_at_work)
+    Overlap(monkeypatch)
+    file = tiny_job(f"killed-{stage}", **OVERLAPPED)
+    run_job(file)
+    assert killed
+    assert len(journal_of(file, 1)) > 1
+    assert "2 steps taken again: the same weights bit for bit" in replayed(file)
+
+
+@pytest.mark.slow
 def test_a_driver_that_is_gone_in_mid_step_is_gone_on_from_by_the_journal(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +338,10 @@ def test_a_learner_that_follows_saves_its_state_between_steps_and_another_goes_o
         ({"batch": {"minibatchSamples": 16}}, False),
         ({"algorithm": {"epochs": 2}}, True),
         ({"algorithm": {"name": "ppo"}}, True),
-        ({"algorithm": {"name": "dapo"}, "learning": {"overlap": "never"}}, True),
+        ({"algorithm": {"name": "dapo"}}, True),
+        ({"algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}}, False),
+        ({"async": {}}, True),
+        ({"planning": {"policy": "even"}}, True),
     ],
 )
 def test_only_what_asks_nothing_of_the_whole_batch_is_learnt_in_pieces(
@@ -362,8 +386,7 @@ def test_a_learner_takes_the_gpus_that_actors_have_left(
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_gpus")
 def test_a_learner_that_is_not_kept_between_its_tasks_waits_for_the_whole_batch(tiny_job: MakeJob) -> None:
-    learning = {**OVERLAPPED["learning"], "keepAlive": "0s"}
-    file = tiny_job("ends", **{**IN_TURNS, "learning": learning, "steps": 1})
+    file = tiny_job("ends", **{**IN_TURNS, "learning": {"keepAlive": "0s"}, "steps": 1})
     run_job(file)
     assert journal_of(file, 1) == []
 

@@ -126,7 +126,7 @@ def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
 @pytest.mark.parametrize(
     "options",
     [
-        {"learning": {"overlap": "auto"}, "batch": {"minibatchSamples": None}},
+        {"batch": {"minibatchSamples": None}},
         {"algorithm": {"name": "dapo", "dynamicSamplingRounds": 1}},
     ],
     ids=["pieces", "rounds"],

@@ -64,8 +64,8 @@ def test_a_learner_does_not_wait_on_the_gpu_that_its_batch_needs(
         "planning": {"policy": "cost"},
         "batch": {"minibatchSamples": 16},
     }
-    apart = run_with("0,1,2", tiny_job("apart", **spec), monkeypatch)
-    turns = run_with("0", tiny_job("turns", **spec, learning={"overlap": "auto"}), monkeypatch)
+    apart = run_with("0,1,2", tiny_job("apart", **spec, learning={"overlap": "never"}), monkeypatch)
+    turns = run_with("0", tiny_job("turns", **spec), monkeypatch)
     assert_same_final_weights(turns, apart)
     assert most_at_once(turns) == 1
 

@@ -29,7 +29,7 @@ def simulate(
     ] = None,
     added: Annotated[
         list[str] | None,
-        typer.Option("--with", help="Also ours with what the loop lacks by default: holding, overlap or publishing."),
+        typer.Option("--with", help="Also ours with what the loop lacks by default: holding or publishing."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots to this file.")] = None,

@@ -97,9 +97,11 @@ async def run_driver(
     with context.pools.joined(job, resource) as member:
         member.emulation = emulation
         pool = context.settings.pools.get(member.pool)
+        room = _room(member, pool) if pool is not None else None
         gpus = AvailableGpus(
             actors,
-            shared=_shared(member, pool) if member.sleeps and pool is not None else None,
+            shared=room if member.sleeps else None,
+            whole=None if member.sleeps else room,
             draining_seconds=context.settings.draining_seconds,
             contention=lambda: context.pools.contention(member),
             gpu=pool.accelerator if pool is not None else None,
@@ -117,11 +119,13 @@ async def run_driver(
     await _report(folder, note)
 
 
-def _shared(member: PoolMember, pool: PoolSettings) -> SharedGpus:
-    """Return the slots that a job has for itself if no other job wants them."""
-    together = pool.gpus_per_group
-    wanted = -(-member.most_at_once // together) * together
-    return SharedGpus(min(wanted, pool.share_of(member.namespace)), member.gpus)
+def _room(member: PoolMember, pool: PoolSettings) -> SharedGpus:
+    """Return the GPUs that a job has for itself if no other job wants them."""
+    most = pool.gpus
+    if member.sleeps:
+        together = pool.gpus_per_group
+        most = -(-member.most_at_once // together) * together
+    return SharedGpus(min(most, pool.share_of(member.namespace)), member.gpus)
 
 
 def _emulation_of(job: RLHFJob) -> EmulationSettings | None:

@@ -4,15 +4,6 @@ from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields
 
 
-def _nothing_else_goes_ahead(spec: JobFields) -> str | None:
-    if spec.asynchronous is not None and spec.learning.overlap != "never":
-        return (
-            "learning.overlap: auto learns from groups as they arrive, but async generates whole steps"
-            " ahead of the learner; write learning.overlap: never"
-        )
-    return None
-
-
 def _actors_share_no_prefixes(spec: JobFields) -> str | None:
     if spec.asynchronous is not None and spec.generation.share_prefixes == "always":
         return (
@@ -95,15 +86,6 @@ ASYNC_RULES = (
         CelRule(
             "!has(self.async) || self.generation.sharePrefixes != 'always'",
             "generation.sharePrefixes: always can't be combined with async",
-        ),
-    ),
-    Rule(
-        "async",
-        ("async", "learning.overlap"),
-        _nothing_else_goes_ahead,
-        CelRule(
-            "!has(self.async) || self.learning.overlap == 'never'",
-            "async needs learning.overlap: never",
         ),
     ),
     Rule(

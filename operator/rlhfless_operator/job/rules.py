@@ -46,17 +46,6 @@ def _group_is_larger_than_one(spec: JobFields) -> str | None:
     return None
 
 
-def _overlap_needs_known_groups(spec: JobFields) -> str | None:
-    rounds = spec.algorithm.resolved().dynamic_sampling_rounds
-    if spec.learning.overlap != "never" and rounds:
-        return (
-            "auto learns from a step's first groups before the last are generated, but dynamic sampling"
-            f" (algorithm {spec.algorithm.name}, dynamicSamplingRounds: {rounds}) chooses the groups after"
-            " that; write never, or algorithm.dynamicSamplingRounds: 0"
-        )
-    return None
-
-
 def _muon_has_whole_matrices(spec: JobFields) -> str | None:
     processes, instances = spec.learning.processes or 1, spec.learning.instances.max
     if spec.optimizer.name == "muon" and processes > 1:
@@ -164,15 +153,6 @@ SPEC_RULES = (
             f" && {_ROUNDS} == 0",
             "batch.samplesPerPrompt must be 2 or more if the samples of a prompt are compared"
             " (advantage: group or leave_one_out, or dynamicSamplingRounds above 0)",
-        ),
-    ),
-    Rule(
-        "learning.overlap",
-        ("learning.overlap", "algorithm"),
-        _overlap_needs_known_groups,
-        CelRule(
-            f"self.learning.overlap == 'never' || {_ROUNDS} == 0",
-            "learning.overlap must be never with dynamic sampling (algorithm.dynamicSamplingRounds)",
         ),
     ),
     *ASYNC_RULES,

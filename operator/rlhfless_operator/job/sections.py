@@ -84,11 +84,12 @@ class LearningSpec(LearningSettings):
     """Longest time that instances of a step hold their GPUs while other instances of it are missing. After that, the
     step runs with those that have started."""
 
-    overlap: Annotated[Literal["never", "auto"], EXPERIMENTAL] = "never"
+    overlap: Literal["never", "auto"] = "auto"
     """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` allows
-    it if a step is one optimizer update and no advantage needs the whole batch. It can't be combined with dynamic
-    sampling. It learns from groups in the order of their arrival and records this order, because the last bits of the
-    weights depend on it; a repeated step follows the record. It is experimental: nothing has been measured on GPUs."""
+    it if a step is one optimizer update, no advantage needs the whole batch, and the job has neither dynamic sampling
+    nor `async`. It learns from groups in the order of their arrival and records this order, because the last bits of
+    the weights depend on it; a repeated step and `rlhfless replay` follow the record. With `never` the bits depend on
+    no timing."""
     keep_alive: KeepAlive = None
     """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
     waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
@@ -283,6 +284,21 @@ class JobFields(Settings):
         own = self.evaluation.sampling.temperature if self.evaluation is not None else None
         given = self.sampling.model_dump()
         return EngineSampling(**given) if own is None else EngineSampling(**{**given, "temperature": own})
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one training step."""
+        samples = self.batch.prompts_per_step * self.batch.samples_per_prompt
+        return samples // (self.batch.minibatch_samples or samples) * self.algorithm.epochs
+
+    @property
+    def may_learn_in_pieces(self) -> bool:
+        """Whether the job lets a learner begin before a step's batch is complete, and needs the whole batch for
+        nothing."""
+        algorithm = self.algorithm.resolved()
+        whole = self.updates_per_step > 1 or algorithm.normalizes_batch or bool(algorithm.dynamic_sampling_rounds)
+        begins = self.learning.overlap == "auto" and self.planning.policy == "cost" and self.asynchronous is None
+        return begins and not whole
 
     @property
     def chooses_learners(self) -> bool:

@@ -16,17 +16,27 @@ from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.scenarios import Scenario
 
-PolicyName = Literal["static", "rlhfuse", "rlhfuse-resident", "paper", "paper-overlap", "laminar", "oracle", "rlhfless"]
+PolicyName = Literal[
+    "static",
+    "rlhfuse",
+    "rlhfuse-resident",
+    "paper",
+    "paper-overlap",
+    "laminar",
+    "oracle",
+    "rlhfless-whole-batch",
+    "rlhfless",
+]
 
 Ability = Literal["holding", "overlap", "publishing"]
 """Abilities that the live loop has or gets. `holding`: GPUs keep both models for whole steps where that is better.
 `overlap`: the learner learns while others decode, on the slots that actors leave or on GPUs of its own, as the live
-loop does with `learning.overlap: auto`. `publishing`: new weights reach
-instances without the store."""
+loop does with `learning.overlap: auto` where the algorithm allows it. `publishing`: new weights reach instances without
+the store."""
 EVERYTHING = frozenset[Ability](get_args(Ability))
 COMPLETE = "+".join(("rlhfless", *get_args(Ability)))
 """Name of ours with all of them."""
-IN_THE_LOOP = frozenset[Ability]()
+IN_THE_LOOP = frozenset[Ability](("overlap",))
 """Abilities that the live loop has by default. One that lands there is added here, and nowhere else."""
 
 Told = Literal["division", "migration", "arrivals", "long", "short"]
@@ -131,7 +141,7 @@ def _ours(abilities: Collection[Ability], name: str) -> PolicySettings:
     overlaps, holds = "overlap" in abilities, "holding" in abilities
     return PolicySettings(
         name,
-        "ours, as the live loop is by default: learnt lengths, the optimal plan, migration where it saves"
+        "ours: learnt lengths, the optimal plan, migration where it saves"
         + "".join(f", {each}" for each in sorted(abilities)),
         **_OURS,
         own_stages=not holds,
@@ -207,16 +217,17 @@ POLICIES = {
             overlaps_preparation=True,
             overlaps_learning=True,
         ),
+        _ours((), "rlhfless-whole-batch"),
         _ours(IN_THE_LOOP, "rlhfless"),
     )
 }
 
 
 def find_policy(name: str) -> PolicySettings:
-    """Return the policy with this name. `rlhfless+overlap` is ours with an ability that the loop may not have yet.
+    """Return the policy with this name. `rlhfless+holding` is ours with an ability that the loop does not have yet.
 
     Raises:
-        ValueError: naming all policies and abilities, or the ability that another one needs.
+        ValueError: naming all policies and abilities.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -224,12 +235,6 @@ def find_policy(name: str) -> PolicySettings:
     if ours != "rlhfless" or not added or not set(added) <= EVERYTHING:
         raise ValueError(
             f"policy is {name!r}: choose one of {', '.join(POLICIES)}, or rlhfless with + and"
-            f" {', '.join(sorted(EVERYTHING))}"
+            f" {', '.join(sorted(EVERYTHING - IN_THE_LOOP))}"
         )
-    abilities = IN_THE_LOOP | {each for each in EVERYTHING if each in added}
-    if "holding" in abilities and "overlap" not in abilities:
-        raise ValueError(
-            f"policy is {name!r}: GPUs can keep both models only if the learner learns on those that actors leave; add"
-            " overlap (--with overlap)"
-        )
-    return _ours(abilities, name)
+    return _ours(IN_THE_LOOP | {each for each in EVERYTHING if each in added}, name)

@@ -113,6 +113,8 @@ class AvailableGpus:
     """Number of generation instances that a step may use."""
     shared: SharedGpus | None = None
     """GPUs that stages use in turns, because they cannot all have theirs at once; None if they can."""
+    whole: SharedGpus | None = None
+    """GPUs that an instance holds until it ends, as far as a job may have them; None if they are not counted."""
     draining_seconds: float = 0.0
     """Seconds that a released instance is charged for until its GPUs are free."""
     contention: Callable[[], Contention] = lambda: ALONE
@@ -156,9 +158,15 @@ def open_run(
     shared, sleeps = gpus.shared, gpus.shared is not None
     capacity = Capacity(platform, keep_alive, cost_model.history, shared=shared, draining_seconds=gpus.draining_seconds)
     prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
-    least: dict[Stage, int] = {"generation": 1, "preparation": job.spec.preparation.instances.min}
+    least: dict[Stage, int] = {
+        "generation": 1,
+        "preparation": job.spec.preparation.instances.min,
+        "learning": job.spec.learning.instances.min - 1,
+    }
+    room = shared or gpus.whole
     # A learner that is not kept between its tasks would lose what it has accumulated.
-    overlaps = shared is None or (keep_alive["learning"] is None and shared.has_room("learning", least))
+    stays = shared is None or keep_alive["learning"] is None
+    overlaps = stays and (room is None or room.has_room("learning", least))
     requests = RequestBuilder(
         job, folder, status.uid, sleeps=sleeps, overlaps=overlaps, shares_prefixes=lambda: prefixes.able
     )

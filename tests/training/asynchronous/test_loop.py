@@ -319,10 +319,6 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
             r"spec\.algorithm\.importanceSampling\.mode: without a correction, async .*; write truncate or mask, or",
         ),
         (
-            {"async": {}, "learning": {"overlap": "auto"}, "batch": {"minibatchSamples": 16}},
-            "write learning.overlap: never",
-        ),
-        (
             {"async": {}, "generation": {"sharePrefixes": "always"}},
             r"spec\.generation\.sharePrefixes: with async .*; write auto or never, or remove async",
         ),

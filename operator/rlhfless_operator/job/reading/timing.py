@@ -6,10 +6,10 @@ from rlhfless_operator.job.spec import RLHFJobSpec
 def depends_on_timing(spec: RLHFJobSpec) -> list[str]:
     """Return a sentence for each option with which two runs of the same job differ."""
     found = []
-    if spec.learning.overlap != "never":
+    if spec.may_learn_in_pieces:
         found.append(
-            f"spec.learning.overlap: {spec.learning.overlap} — the last bits of the weights depend on the order in"
-            " which groups arrive; each run writes its order down, and never does not depend on it"
+            "spec.learning.overlap: auto — the last bits of the weights depend on the order in which groups arrive;"
+            " each run writes it down, and rlhfless replay follows it; with never they depend on no timing"
         )
     if spec.asynchronous is not None:
         found.append(

@@ -11,13 +11,6 @@ class Passes:
         self._algorithm = spec.algorithm.resolved()
 
     @property
-    def updates_per_step(self) -> int:
-        """Optimizer updates of one training step."""
-        batch = self._spec.batch
-        samples = batch.prompts_per_step * batch.samples_per_prompt
-        return samples // (batch.minibatch_samples or samples) * self._algorithm.epochs
-
-    @property
     def has_critic(self) -> bool:
         """Whether a value model is trained."""
         return self._algorithm.advantage == "gae"
@@ -55,7 +48,7 @@ class Passes:
         If a step has several updates, it first asks the policy about every sample after the first update, and the
         critic about all samples if preparation has not.
         """
-        asked = 1.0 if self._algorithm.epochs > 1 else 1 - 1 / self.updates_per_step
+        asked = 1.0 if self._algorithm.epochs > 1 else 1 - 1 / self._spec.updates_per_step
         asked += not self.prepares_advantages
         return (1 + self.has_critic) * self._algorithm.epochs + asked / 3
 

@@ -113,9 +113,7 @@ class RequestBuilder:
     @property
     def learns_in_pieces(self) -> bool:
         """Whether a step's batch is cut into pieces as its groups arrive. Their gradients are accumulated."""
-        algorithm = self.algorithm
-        whole = self.passes.updates_per_step > 1 or algorithm.normalizes_batch or algorithm.dynamic_sampling_rounds
-        return self._spec.learning.overlap == "auto" and not whole and self._overlaps
+        return self._spec.may_learn_in_pieces and self._overlaps
 
     def data(self, purpose: Purpose) -> DataSettings:
         """Return the dataset of a purpose."""
