@@ -88,12 +88,12 @@ def test_each_ability_that_the_loop_lacks_is_named_and_switched_on_in_one_place(
     trace = SLEEPING.draw_trace(0)
     found = {name: run_policy(SLEEPING, find_policy(name), trace, 0) for name in ("rlhfless", COMPLETE)}
     assert means(found[COMPLETE])[0] < means(found["rlhfless"])[0]
-    monkeypatch.setattr(policies, "IN_THE_LOOP", EVERYTHING)
-    assert policies.find_policy("rlhfless+publishing").may_hold
     with pytest.raises(ValueError, match=r"policy is 'rlhfless\+luck': choose one of .*holding, publishing"):
         find_policy("rlhfless+luck")
     with pytest.raises(ValueError, match=r"policy is 'static\+holding'"):
         find_policy("static+holding")
+    monkeypatch.setattr(policies, "IN_THE_LOOP", EVERYTHING)
+    assert policies.find_policy("rlhfless+publishing").may_hold
 
 
 def test_dearer_starts_make_a_step_dearer_on_whole_pods_and_longer_on_slots() -> None:
