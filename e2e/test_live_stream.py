@@ -23,6 +23,7 @@ MOST_GROWTH = 1.1
 
 def test_samples_join_a_live_actor(kubectl: Kubectl, storage: Storage, images: Images) -> None:
     with functions_by_hand(kubectl, images, ["generation", "preparation"]) as functions, memory(kubectl) as looks:
+        functions.hold(functions.names[0])
         said = [json.loads(line) for line in functions.drive(DRIVE_LIVE).splitlines()]
     [paced, *many] = said
     result = {"one_by_one": paced, "many": many, "memory_mb": looks}

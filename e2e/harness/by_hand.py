@@ -44,6 +44,10 @@ class FunctionsByHand:
     """Folder of the job."""
     token: str
 
+    def hold(self, name: str) -> None:
+        """Keep one pod of a Service, as the operator does while a stage works."""
+        self.kubectl("annotate", f"revision/{name}-00001", f"{manifests.MIN_SCALE}=1", "--overwrite")
+
     def drive(self, script: Path) -> str:
         """Run a script with the quickstart's file, the folder, the Services' address and the token; its output."""
         services = f"http://{JOB}-{{stage}}.{self.kubectl.namespace}.svc.cluster.local"
