@@ -156,7 +156,12 @@ def open_run(
     platform = make_platform(on_state)
     keep_alive: dict[Stage, float | None] = {stage: getattr(job.spec, stage).keep_alive for stage in STAGES}
     shared, sleeps = gpus.shared, gpus.shared is not None
-    capacity = Capacity(platform, keep_alive, cost_model.history, shared=shared, draining_seconds=gpus.draining_seconds)
+    capacity = Capacity(
+        *(platform, keep_alive, cost_model.history),
+        shared=shared,
+        whole=gpus.whole,
+        draining_seconds=gpus.draining_seconds,
+    )
     prefixes = PrefixChoice(job.spec, gpus.actors, cost_model.history)
     least: dict[Stage, int] = {
         "generation": 1,

@@ -388,3 +388,16 @@ async def test_a_plan_that_holds_nothing_leaves_instances_to_the_forecast_and_th
     assert (time.capacity.there("generation"), time.capacity.there("learning")) == (0, 1)
     assert time.capacity.has_idle("learning")
     await time.capacity.close()
+
+
+@pytest.mark.parametrize("kind", ["shared", "whole"])
+async def test_a_learner_has_room_once_the_instances_at_work_leave_it_a_gpu(
+    make_timeline: MakeTimeline, kind: str
+) -> None:
+    time = make_timeline(**{kind: SharedGpus(2, {"generation": 1, "learning": 1})})
+    assert time.capacity.sleeps is (kind == "shared")
+    await time.capacity.use("generation", 2, PRELOAD)
+    assert not time.capacity.has_room("learning")
+    await time.capacity.use("generation", 1)
+    assert time.capacity.has_room("learning")
+    await time.capacity.close()

@@ -1,4 +1,4 @@
-"""The room on GPUs that stages use in turns."""
+"""The room on GPUs beside the stages at work."""
 
 import pytest
 

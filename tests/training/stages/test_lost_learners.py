@@ -10,6 +10,7 @@ import pytest
 
 from rlhfless_functions.api import Done, Event, LearnRequest, LearnResult, Started, TaskKey, WeightsReference
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
@@ -22,9 +23,15 @@ BATCH: Any = SimpleNamespace(step=1)
 
 
 class Step:
-    """A step whose first piece is prepared, and whose first learner works until it is killed."""
+    """A step whose first piece is prepared, and whose first learner works until it is killed.
 
-    def __init__(self) -> None:
+    Args:
+        sleeps: whether stages take turns.
+    """
+
+    def __init__(self, *, sleeps: bool = True) -> None:
+        self.room = True
+        """Whether a learner has GPUs beside the instances at work."""
         self.waits: list[bool] = []
         """What each request says of waiting for pieces."""
         self.works, self.killed = asyncio.Event(), asyncio.Event()
@@ -33,7 +40,7 @@ class Step:
         )
         run = SimpleNamespace(
             capacity=SimpleNamespace(
-                sleeps=True, stays=False, holds=lambda stage: True, has_room=lambda stage: True, use=self._use
+                sleeps=sleeps, stays=False, holds=lambda stage: True, has_room=self._has_room, use=self._use
             ),
             cost_model=SimpleNamespace(
                 learner_pace=lambda *_, **__: LearnerPace(0.0, math.inf),
@@ -52,8 +59,12 @@ class Step:
         )
         self.learning = Learning(run, journal, 1)  # type: ignore[arg-type]
         piece = SimpleNamespace(samples=[SimpleNamespace(prompt=0)])
-        plan, pieces = SimpleNamespace(planned=SimpleNamespace(groups=None)), SimpleNamespace(pieces=[piece], folder="")
+        plan = SimpleNamespace(planned=SimpleNamespace(groups=None if sleeps else GroupForecast({}, {}, 0.0)))
+        pieces = SimpleNamespace(pieces=[piece], folder="")
         self.learning.expect(BATCH, plan, pieces)  # type: ignore[arg-type]
+
+    def _has_room(self, stage: str) -> bool:
+        return self.room
 
     async def _use(self, *_: Any, **__: Any) -> None:
         pass
@@ -99,3 +110,26 @@ async def test_a_batch_that_is_there_while_a_lost_learner_is_to_come_back_is_lea
         await step.learning.begin(BATCH)
         await step.learning.result()
     assert step.waits == [False, True]
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_a_learner_is_asked_for_once_it_takes_no_gpu_that_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    looked = asyncio.Event()
+    monkeypatch.setattr(learning, "LOOK_SECONDS", 0.0)
+    step = Step(sleeps=sleeps)
+    step.room = False
+
+    def looks(stage: str) -> bool:
+        looked.set()
+        return step.room
+
+    step.learning._run.capacity.has_room = looks  # type: ignore[method-assign]
+    async with asyncio.timeout(PATIENCE), step.learning:
+        await looked.wait()
+        assert step.learning.has_work_in(math.inf) == math.inf
+        assert not step.waits
+        step.room = True
+        await step.works.wait()
+    assert step.waits == [not sleeps]

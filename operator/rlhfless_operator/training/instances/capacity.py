@@ -50,6 +50,7 @@ class Capacity:
         clock: monotonic seconds.
         shared: GPUs that the stages use in turns: an idle instance gives them to others, and costs nothing to keep.
             None if instances have GPUs of their own.
+        whole: GPUs that an instance holds until it ends; None if they are not counted.
         draining_seconds: charged to an instance from its release until it is gone, before one of its stage was seen to
             go.
     """
@@ -62,13 +63,14 @@ class Capacity:
         clock: Callable[[], float] = time.monotonic,
         *,
         shared: SharedGpus | None = None,
+        whole: SharedGpus | None = None,
         draining_seconds: float = 0.0,
     ) -> None:
         self._platform = platform
         self._keep_alive = keep_alive
         self.history = history
         self._clock = clock
-        self._shared = shared
+        self._room = shared or whole
         self._sleeps = shared is not None
         self._draining_seconds = draining_seconds
         self._stages = {stage: _Held() for stage in STAGES}
@@ -84,7 +86,7 @@ class Capacity:
     def has_room(self, stage: Stage) -> bool:
         """Return whether one more instance of a stage has GPUs beside those at work."""
         working = {each: held.working for each, held in self._stages.items()}
-        return self._shared is None or self._shared.has_room(stage, working)
+        return self._room is None or self._room.has_room(stage, working)
 
     def switch_cost(self, stage: Stage) -> SwitchCost:
         """Return the cost of letting an instance of a stage go and having one again, as far as it is known."""

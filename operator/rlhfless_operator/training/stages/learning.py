@@ -89,7 +89,7 @@ class Learning:
         """Return the seconds until a learner that is there has work, if all is prepared in `left`."""
         if self._arrivals is None or self._asked:
             return left
-        return min(left, self._arrivals.suffice_in(self._pace(self._arrivals, held=True), 0))
+        return min(left, self._suffice_in(self._arrivals, self._pace(self._arrivals, held=True), 0))
 
     def starts_by_itself(self, left: float) -> bool:
         """Return whether a learner follows, or starts and loads its state as all is prepared in `left` seconds."""
@@ -263,12 +263,13 @@ class Learning:
 
     def _suffice_in(self, arrivals: Arrivals, pace: LearnerPace, done: int) -> float:
         """Return the seconds until a learner that has finished so many pieces should be asked for; 0 for now."""
-        if self._run.capacity.sleeps:
-            if self._prepared_at is not None:
-                return 0.0
-            if arrivals.pieces == done or not self._run.capacity.has_room("learning"):
-                return math.inf
-        return arrivals.suffice_in(pace, done)
+        capacity, complete = self._run.capacity, self._prepared_at is not None
+        if capacity.sleeps and complete:
+            return 0.0
+        # On a GPU that an actor or preparation waits for, it would wait for their groups.
+        if not complete and not capacity.has_room("learning"):
+            return math.inf
+        return math.inf if capacity.sleeps and arrivals.pieces == done else arrivals.suffice_in(pace, done)
 
     async def _take_step(
         self, batch: BatchReference, *, following: str | None = None, waits: bool = True
