@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.environments.connections import Server as ConnectedServer
 from rlhfless_functions.environments.episodes import Turn
 from rlhfless_functions.environments.making import _started
 from rlhfless_functions.environments.openenv import OpenEnvHost
@@ -198,8 +199,8 @@ def test_samples_wait_while_the_server_is_full(playing: Playing) -> None:
 def test_samples_wait_while_a_gateway_holds_them_as_its_servers_are_full() -> None:
     with Server(capacity=1, held=True) as server:
         host = OpenEnvHost(settings_of(server.url))
-        host._start_limit = 0.1
-        host._settings = host._settings.model_copy(update={"tool_seconds": 0.1})
+        host.server.start_limit = 0.1
+        host.server.settings = host.server.settings.model_copy(update={"tool_seconds": 0.1})
         first, second = host.begin(), host.begin()
         first.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
         before, answers = server.handshakes, []
@@ -251,14 +252,14 @@ def test_a_session_that_is_closed_before_it_asks_waits_for_nothing(
     play, _ = playing(capacity=1)
     play.host.begin().ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
     session = play.host.begin()
-    do = OpenEnvHost._do
+    do = ConnectedServer.do
 
-    def closed_first(host: OpenEnvHost, what: Any) -> Any:
-        monkeypatch.setattr(OpenEnvHost, "_do", do)
+    def closed_first(server: ConnectedServer, what: Any) -> Any:
+        monkeypatch.setattr(ConnectedServer, "do", do)
         session.close()
-        return do(host, what)
+        return do(server, what)
 
-    monkeypatch.setattr(OpenEnvHost, "_do", closed_first)
+    monkeypatch.setattr(ConnectedServer, "do", closed_first)
     with pytest.raises(EpisodeKilledError, match="was ended"):
         session.ask({"do": "begin", "seed": 1, "row": {}}, 60.0, 0)
 

@@ -7,7 +7,8 @@
 - `bridge`: the chat template's tokens between turns. `tool_calls`: reads the model's calls.
 - `host`: the processes of episodes from their parent's view.
 - `shelter`: a process that has the episodes while their actors are let go. `sheltered`: an actor's view of it.
-- `openenv`: a client of servers of OpenEnv. `openenv_messages`: what they answer.
+- `connections`: WebSockets to servers of environments. `openenv`: a client of servers of OpenEnv. `openenv_messages`:
+  what they answer.
 
 In workers:
 

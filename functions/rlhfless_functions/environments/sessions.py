@@ -39,8 +39,9 @@ class SessionLostError(EpisodeKilledError):
 class Session(Protocol):
     """One episode that goes on."""
 
-    waited: float
-    """Seconds of its requests in which it waited for its beginning, and did nothing itself."""
+    @property
+    def waited(self) -> float:
+        """Return the seconds of its requests in which it waited for its beginning, and did nothing itself."""
 
     def ask(self, request: dict[str, Any], seconds: float, memory: int) -> dict[str, Any]:
         """Ask, and wait for the answer.
