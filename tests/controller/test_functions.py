@@ -53,7 +53,7 @@ def test_restricted_pods_reach_the_gateway_of_its_environment_or_the_job_is_refu
     for stage in functions_of(IDENTITY, member, SERVED, "/artifacts/team/runs/job", restricted, {}).values():
         assert stage.connects_to == ({"https://huggingface.co"} | ({ingress} if ingress else set()))
     if ingress is None:
-        with pytest.raises(NoWayToServersError, match=r"^spec.environment.openenv: .* listed in networkPolicy"):
+        with pytest.raises(NoWayToServersError, match=r"^spec.environment: .* listed in networkPolicy"):
             environment_of(IDENTITY, SERVED, restricted)
         allowed = restricted.model_copy(update={"egress_rules": [{"to": [{"namespaceSelector": {}}]}]})
         assert environment_of(IDENTITY, SERVED, allowed) is not None

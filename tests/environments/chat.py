@@ -72,7 +72,7 @@ class Play:
         room = 0 if truncated else self._room - len(self.response)
         turn = Turn((7, 1), self.row, list(self.response), list(self.given), seed=3, truncated=truncated, room=room)
         self.episodes.submit(turn)
-        (seen,) = self.episodes.ready(30)
+        (seen,) = self.episodes.ready(300)
         if seen.restarted:
             self.response, self.given = [], []
         if seen.tokens:

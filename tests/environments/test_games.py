@@ -9,6 +9,7 @@ from rlhfless_functions.environments.host import EpisodeHost
 from rlhfless_functions.environments.sessions import EnvironmentUnusableError
 from rlhfless_functions.settings import EnvironmentSettings
 from tests.environments.chat import Play, settings_of
+from tests.environments.served_host import HostOnServer
 
 TOOL = '''
 def double(number: int) -> int:
@@ -33,6 +34,10 @@ class Env:
 """
 
 
+def _scored(score: str) -> str:
+    return _game('("on", 0.0, True)') + f"    def get_reward(self):\n        return {score}"
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -52,6 +57,31 @@ def test_a_game_hears_the_models_text_and_its_rewards_are_added_up(tmp_path: Pat
         assert play.text(seen) == "\n<|im_start|>user\nheard north<|im_end|>\n<|im_start|>assistant\n"
         outcome = play.say("south").outcome
         assert outcome is not None and (outcome.score, outcome.ended, outcome.turns) == (1.0, "finished", 2)
+    finally:
+        play.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (_game("7"), "returned int from step; return text"),
+        (_game('("on", "much", over)'), "returned 'much' as a step's reward, not a number"),
+        (_game("1 / 0"), "step: raised ZeroDivisionError"),
+        (_scored("'good'"), "returned 'good' from get_reward, not a number"),
+        (_scored("1e400"), "returned inf from get_reward, not a finite number"),
+        (_scored("1 / 0"), "get_reward: raised ZeroDivisionError"),
+    ],
+)
+def test_a_game_that_answers_nonsense_fails_the_episode_with_the_reason(
+    tmp_path: Path, source: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "env.py").write_text(source)
+    play = Play(settings_of(tmp_path / "env.py"))
+    try:
+        play.submit()
+        outcome = play.say("north").outcome
+        assert outcome is not None and (outcome.score, outcome.ended) == (0.0, "failed")
+        assert told in caplog.text
     finally:
         play.close()
 
@@ -111,3 +141,18 @@ def test_files_that_can_not_be_used_say_why(
 ) -> None:
     with pytest.raises(EnvironmentUnusableError, match=message):
         EpisodeHost(make(tmp_path))
+
+
+def test_a_game_and_a_file_that_can_not_be_used_are_the_same_on_a_server(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(_game('(f"heard {text}", 0.5, over)'))
+    settings = settings_of(tmp_path / "env.py")
+    play = Play(settings, host=HostOnServer(settings))
+    try:
+        play.submit()
+        assert "user\nheard  north <|im_end|>" in play.text(play.say(" north "))
+        outcome = play.say("south").outcome
+        assert outcome is not None and (outcome.score, outcome.ended) == (1.0, "finished")
+    finally:
+        play.close()
+    with pytest.raises(EnvironmentUnusableError, match="has no class 'Env'; it has Other"):
+        HostOnServer(_one("class Other: pass")(tmp_path))

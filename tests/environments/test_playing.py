@@ -10,9 +10,11 @@ import pytest
 
 from rlhfless_functions.environments import playing as playing_module
 from rlhfless_functions.environments.episodes import Observation, SampleKey, Turn
-from rlhfless_functions.environments.host import EpisodeHost
+from rlhfless_functions.environments.host import EpisodeHost, EpisodeProcess
+from rlhfless_functions.environments.sessions import Host
 from rlhfless_functions.runtime.task import TaskError
 from tests.environments.chat import Play, settings_of
+from tests.environments.served_host import HostOnServer
 
 MAZE = '''
 import asyncio, os, random, sys, time
@@ -83,16 +85,22 @@ Playing = Callable[..., Play]
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[dict[str, EpisodeHost]]:
+def hosts() -> Iterator[dict[str, Host]]:
     """Hosts by their settings: one takes a second to start."""
-    made: dict[str, EpisodeHost] = {}
+    made: dict[str, Host] = {}
     yield made
     for each in made.values():
         each.close()
 
 
+@pytest.fixture(params=["beside the engine", "on a server"])
+def where(request: pytest.FixtureRequest) -> str:
+    """The place of the environments."""
+    return str(request.param)
+
+
 @pytest.fixture
-def playing(tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, EpisodeHost]) -> Iterator[Playing]:
+def playing(where: str, tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, Host]) -> Iterator[Playing]:
     """Makes players of a class in a file, and ends them."""
     made: list[Play] = []
 
@@ -101,9 +109,9 @@ def playing(tmp_path_factory: pytest.TempPathFactory, hosts: dict[str, EpisodeHo
         file.write_text(source)
         settings = settings_of(file, **given)
         # The other settings are the parent's.
-        key = f"{file}{settings.memory}{settings.result_bytes}"
+        key = f"{where}{file}{settings.memory}{settings.result_bytes}"
         if key not in hosts or not hosts[key].alive():
-            hosts[key] = EpisodeHost(settings)
+            hosts[key] = EpisodeHost(settings) if where == "beside the engine" else HostOnServer(settings)
         made.append(Play(settings, room, hosts[key]))
         return made[-1]
 
@@ -294,18 +302,19 @@ def test_a_replayable_episode_goes_on_elsewhere_and_any_other_begins_anew(playin
         assert (outcome.score, outcome.restarted) == ((1.0, 0) if replayable else (0.0, 1))
 
 
+@pytest.mark.parametrize("where", ["beside the engine"])
 @pytest.mark.parametrize("victim", ["keeper", "host"])
 def test_an_episode_survives_a_kill_from_outside(playing: Playing, victim: str) -> None:
     play = playing(replayable=True)
     play.submit()
     play.call("move", '{"steps": 2}')
-    keeper = play.episodes._live[7, 1].session._keeper
-    assert keeper is not None
+    session = play.episodes._live[7, 1].session
+    assert isinstance(session, EpisodeProcess) and session._keeper is not None
     if victim == "keeper":
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(session._keeper, signal.SIGKILL)
     else:
         settings = play.episodes._settings
         play.host.close()
-        play.host = type(play.host)(settings)
+        play.host = EpisodeHost(settings)
     seen = play.call("move", '{"steps": 1}')
     assert not seen.restarted and "at 3" in play.text(seen)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rlhfless_functions.settings import EnvironmentSettings
 from rlhfless_operator.job.reading.file_contents import not_checked
 from tests.jobs import job
 
@@ -43,6 +44,12 @@ def test_every_engine_takes_samples_back(engine: str) -> None:
         ({"environment": {"tools": ["t.py"]}}, "tools"),
         ({"environment": {"openenv": {"url": "maze:8000"}}}, "openenv.url"),
         ({"environment": {**CLASS, "openenv": {"url": "http://maze"}}}, "openenv has its own tools; remove"),
+        (
+            {"environment": {"openenv": {"url": "http://maze"}, "served": {}}},
+            "class and tools of your own; remove it, or",
+        ),
+        ({"environment": {"served": {}}}, "environment needs python, openenv or tools"),
+        ({"environment": {**CLASS, "served": {"url": "http://m", "sessions": 8}}}, "remove url, or sessions"),
         ({"evaluation": {"data": {"source": "h.jsonl"}, "rewards": SCORE}, "environment": None}, "no environment"),
     ],
 )
@@ -61,6 +68,8 @@ GPU = {"nvidia.com/gpu": 1}
         ({**CLASS, "pods": {"env": {"A": "1"}}}, "the job runs no server that could have pods; remove them"),
         ({"openenv": {"url": "http://maze"}, "pods": {"env": {"A": "1"}}}, "the job runs no server"),
         ({**SERVED, "pods": {"image": "maze:2"}}, "image is environment.openenv.image; write it there"),
+        ({**CLASS, "served": {}, "pods": {"image": "maze:2"}}, "image is environment.served.image; write it there"),
+        ({**CLASS, "served": {"url": "http://m"}, "pods": {"env": {"A": "1"}}}, "the job runs no server"),
         ({**SERVED, "pods": {"resources": {"limits": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
         ({**SERVED, "pods": {"resources": {"requests": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
     ],
@@ -126,6 +135,23 @@ def test_its_address_takes_the_place_of_what_starts_it() -> None:
     assert openenv is not None
     assert openenv.model_dump(exclude_none=True) == {"url": "http://127.0.0.1:9", "start_seconds": "5m"}
     assert environment.at("http://127.0.0.1:9").server is None
+
+
+def test_a_class_of_ones_own_is_served_by_a_command_that_knows_its_limits() -> None:
+    given = {**CLASS, "served": {"sessions": 4}, "toolSeconds": "5s", "pods": {"env": {"A": "1"}}}
+    environment = job(environment=given, rewards=SCORE).resolve_paths(Path("/jobs")).spec.environment
+    assert environment is not None and environment.server is not None
+    server = environment.server
+    assert (server.image, server.sessions, server.containers, server.start_limit) == (None, 4, None, 300)
+    assert server.command is not None
+    *command, told = server.command
+    assert command[0] == "python" and command[-1] == "rlhfless_functions.environments.server"
+    settings = EnvironmentSettings.model_validate_json(told)
+    assert settings.python is not None and settings.python.file == "/jobs/env.py"
+    assert (settings.tool_seconds, settings.served) == (5.0, None)
+    at = environment.at("http://127.0.0.1:9")
+    assert at.server is None and at.is_scored and at.served is not None and at.served.url == "http://127.0.0.1:9"
+    assert at.served.start_limit == 300
 
 
 def test_validate_says_where_an_image_does_not_run() -> None:

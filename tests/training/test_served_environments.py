@@ -24,6 +24,13 @@ def served(make_job: MakeJob) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def beside(make_job: MakeJob) -> Path:
+    file = make_job("beside", 1)
+    finish(file)
+    return file
+
+
 def test_samples_act_on_the_server_of_their_job_as_on_any_other(make_job: MakeJob, served: Path) -> None:
     assert max(len(sample.given) for sample in learnt_samples(served)) > 2
     assert {record["metrics"]["environment/ended/failed"] for record in records_of(served)} == {0}
@@ -59,6 +66,19 @@ def test_a_server_that_is_killed_in_mid_episode_is_started_again(
         assert_same_final_weights(file, served)
     else:
         assert failed > 0
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_a_class_of_ones_own_has_the_same_bits_on_cpus_of_its_own(
+    make_job: MakeJob, beside: Path, disturbed: bool
+) -> None:
+    file = make_job(f"class-{disturbed}".lower(), 1, served={})
+    if disturbed:
+        kill_in_mid_episode(file, "rlhfless_functions.environments.server")
+    else:
+        finish(file)
+    assert all(record["ledger"]["environment"]["busy"] > 0 for record in records_of(file))
+    assert_same_final_weights(file, beside)
 
 
 def _ledger(file: Path) -> list[str]:

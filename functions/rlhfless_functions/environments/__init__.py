@@ -8,7 +8,11 @@
 - `host`: the processes of episodes from their parent's view.
 - `shelter`: a process that has the episodes while their actors are let go. `sheltered`: an actor's view of it.
 - `connections`: WebSockets to servers of environments. `openenv`: a client of servers of OpenEnv. `openenv_messages`:
-  what they answer.
+  what they answer. `served`: a client of `server`.
+
+On CPUs of their own:
+
+- `server`: a server of the user's environments.
 
 In workers:
 

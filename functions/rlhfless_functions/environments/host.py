@@ -30,9 +30,9 @@ from rlhfless_functions.settings import EnvironmentSettings
 
 _log = logging.getLogger("rlhfless.environments")
 
-_LOAD_SECONDS = 300.0
+LOAD_SECONDS = 300.0
 """Time limit for running the user's files, which may import heavy libraries."""
-_FORK_SECONDS = 120.0
+FORK_SECONDS = 120.0
 """Time limit for forking an episode."""
 _LOOK = 1.0
 """Seconds between looks at an episode's memory."""
@@ -53,14 +53,14 @@ class EpisodeProcess:
 
     def ask(self, request: dict[str, Any], seconds: float, memory: int) -> dict[str, Any]:
         """Ask, and wait for the answer; see `Session`."""
-        with limited_wait(seconds + _FORK_SECONDS):
+        with limited_wait(seconds + FORK_SECONDS):
             if self._keeper is None:
                 # Not the environment's own time: the host forks one episode after the other.
                 began = time.monotonic()
                 try:
-                    hello = self._receive(time.monotonic() + _FORK_SECONDS, _FORK_SECONDS, memory)
+                    hello = self._receive(time.monotonic() + FORK_SECONDS, FORK_SECONDS, memory)
                 except EpisodeLateError:
-                    raise EpisodeKilledError(f"did not begin within {_FORK_SECONDS:g} s") from None
+                    raise EpisodeKilledError(f"did not begin within {FORK_SECONDS:g} s") from None
                 self._keeper = int(hello["keeper"])
                 self.waited += time.monotonic() - began
             deadline = time.monotonic() + seconds
@@ -213,10 +213,10 @@ class EpisodeHost:
     def _load(self) -> dict[str, Any]:
         setup = {**_setup(self._settings), "result_bytes": self._settings.result_bytes}
         frames = FrameBuffer()
-        deadline = time.monotonic() + _LOAD_SECONDS
+        deadline = time.monotonic() + LOAD_SECONDS
         try:
             send(self._connection, pickle.dumps(setup))
-            with limited_wait(_LOAD_SECONDS):
+            with limited_wait(LOAD_SECONDS):
                 while (frame := frames.take()) is None:
                     self._connection.settimeout(max(0.01, deadline - time.monotonic()))
                     piece = self._connection.recv(2**20)
@@ -226,7 +226,7 @@ class EpisodeHost:
                     frames.add(piece)
             answer = json.loads(frame)
         except TimeoutError:
-            raise EnvironmentUnusableError(f"took longer than {_LOAD_SECONDS:g} s to load") from None
+            raise EnvironmentUnusableError(f"took longer than {LOAD_SECONDS:g} s to load") from None
         except (OSError, ChannelError, ValueError, subprocess.TimeoutExpired) as error:
             raise EnvironmentUnusableError(f"can't be loaded ({error})") from error
         self._connection.settimeout(None)

@@ -15,6 +15,7 @@ from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.environments.host import EpisodeHost
 from rlhfless_functions.environments.openenv import OpenEnvHost
 from rlhfless_functions.environments.playing import PlayedEpisodes
+from rlhfless_functions.environments.served import ServedHost
 from rlhfless_functions.environments.sessions import EnvironmentUnusableError, EpisodeUnreachableError, Host
 from rlhfless_functions.environments.tool_calls import CallParser, check_tools
 from rlhfless_functions.runtime.task import TaskError
@@ -143,7 +144,9 @@ def stop_tokens(model: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> lis
 
 def _started(settings: EnvironmentSettings) -> Host:
     try:
-        return EpisodeHost(settings) if settings.openenv is None else OpenEnvHost(settings)
+        if settings.openenv is not None:
+            return OpenEnvHost(settings)
+        return EpisodeHost(settings) if settings.served is None else ServedHost(settings)
     except EnvironmentUnusableError as error:
         # A server that others have filled, or that starts slowly, may answer the next attempt.
         unreachable = isinstance(error.__cause__, EpisodeUnreachableError)

@@ -29,7 +29,12 @@ from rlhfless_functions.settings.base import (
 )
 from rlhfless_functions.settings.data import DataSettings, MixedSource, RowFunction, SourceSettings
 from rlhfless_functions.settings.engine import EngineName, EngineSettings, VllmSettings
-from rlhfless_functions.settings.environment import EnvironmentSettings, OpenEnvEnvironment, PythonEnvironment
+from rlhfless_functions.settings.environment import (
+    EnvironmentSettings,
+    OpenEnvEnvironment,
+    PythonEnvironment,
+    ServedEnvironment,
+)
 from rlhfless_functions.settings.learning import LearningSettings
 from rlhfless_functions.settings.model import LoraSettings, ModelSettings
 from rlhfless_functions.settings.optimizer import BatchSettings, OptimizerSettings

@@ -6,6 +6,14 @@ from pydantic import Field, model_validator
 
 from rlhfless_functions.settings.base import Bytes, Duration, Settings
 
+_URL = r"^(https?|wss?)://[^\s/]\S*$"
+_ANSWER, _START = 10.0, 300.0
+"""Seconds within which a server answers that runs already, and one that the job runs."""
+_EPISODES = 16
+_SERVE = ("python", "-P", "-m", "rlhfless_functions.environments.server")
+_TO_SERVE = {"python", "tools", "tool_seconds", "memory", "result_bytes"}
+"""What the server of a job's own environments needs to know."""
+
 
 class PythonEnvironment(Settings):
     """A Python class of yours. Each sample has an object of it."""
@@ -21,7 +29,7 @@ class OpenEnvEnvironment(Settings):
     """A server of OpenEnv. Each sample has a session of its own. Either the server runs already, and `url` is its
     address, or the job runs it, from `image`, `command` or both."""
 
-    url: str | None = Field(default=None, pattern=r"^(https?|wss?)://[^\s/]\S*$", max_length=2000)
+    url: str | None = Field(default=None, pattern=_URL, max_length=2000)
     """Address of a server that runs already, such as `http://maze.environments:8000`."""
     image: str | None = Field(default=None, min_length=1, max_length=1000)
     """Container image of a server that the job runs on a cluster; by default that of the functions. `rlhfless run`
@@ -48,7 +56,7 @@ class OpenEnvEnvironment(Settings):
     @property
     def start_limit(self) -> float:
         """Longest wait for the server's first answer, in seconds."""
-        return self.start_seconds or (300.0 if self.runs else 10.0)
+        return self.start_seconds or (_START if self.runs else _ANSWER)
 
     @model_validator(mode="after")
     def _has_a_server(self) -> Self:
@@ -71,6 +79,37 @@ class OpenEnvEnvironment(Settings):
         return type(self)(url=url, start_seconds=self.start_limit)
 
 
+class ServedEnvironment(Settings):
+    """The class and the tools run on CPUs of their own, and not beside the engine. Either their server runs already,
+    and `url` is its address, or the job runs it."""
+
+    url: str | None = Field(default=None, pattern=_URL, max_length=2000)
+    """Address of a server that runs already: `python -m rlhfless_functions.environments.server`."""
+    image: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Container image on a cluster, by default that of the functions. It must have what the files import, and
+    rlhfless's functions. `rlhfless run` ignores it."""
+    sessions: int | None = Field(default=None, ge=1, le=1000)
+    """Most episodes of one container on a cluster; by default 16."""
+    containers: int | None = Field(default=None, ge=1, le=1000)
+    """Most containers on a cluster; by default 16. There are as many as the open episodes need, and none without
+    episodes. `rlhfless run` starts one process for all."""
+    start_seconds: Duration | None = None
+    """Longest wait for the server's first answer; by default 10s, and 5m if the job runs it."""
+
+    @property
+    def start_limit(self) -> float:
+        """Longest wait for the server's first answer, in seconds."""
+        return self.start_seconds or (_START if self.url is None else _ANSWER)
+
+    @model_validator(mode="after")
+    def _has_one_server(self) -> Self:
+        own = {"image": self.image, "sessions": self.sessions, "containers": self.containers}
+        given = [name for name, value in own.items() if value is not None]
+        if self.url is not None and given:
+            raise ValueError(f"served.url is a server that runs already; remove url, or {', '.join(given)}")
+        return self
+
+
 ToolFunction = Annotated[str, Field(pattern=r"^[^:].*\.py:[A-Za-z_][A-Za-z0-9_]*$", max_length=1000)]
 """A function of a file, written `file.py:function`."""
 
@@ -85,6 +124,9 @@ class EnvironmentSettings(Settings):
     tools: list[ToolFunction] = Field(default=[], max_length=64)
     """Functions that the model may call, each `file.py:function`; paths are relative to the job file. Their type hints
     and docstrings become the schema."""
+    served: ServedEnvironment | None = None
+    """Runs the class and the tools on CPUs of their own; by default they run beside the engine. `{}` is enough. Their
+    files must be where the server runs."""
     max_turns: int = Field(default=16, ge=1, le=1000)
     """Most turns of the model in an episode. Then it is scored as it is, as at `sampling.maxResponseTokens`, which
     limits a whole episode."""
@@ -117,7 +159,18 @@ class EnvironmentSettings(Settings):
     @property
     def server(self) -> OpenEnvEnvironment | None:
         """The server that the job runs; None if it runs none."""
-        return self.openenv if self.openenv is not None and self.openenv.runs else None
+        served = self.served
+        if served is None:
+            return self.openenv if self.openenv is not None and self.openenv.runs else None
+        if served.url is not None:
+            return None
+        return OpenEnvEnvironment(
+            image=served.image,
+            command=[*_SERVE, self.model_dump_json(include=_TO_SERVE)],
+            sessions=served.sessions or _EPISODES,
+            containers=served.containers,
+            start_seconds=served.start_seconds,
+        )
 
     @property
     def is_scored(self) -> bool:
@@ -126,11 +179,16 @@ class EnvironmentSettings(Settings):
 
     def at(self, url: str) -> Self:
         """Return these settings with the address of the server that the job runs."""
-        assert self.openenv is not None
-        return self.model_copy(update={"openenv": self.openenv.at(url)})
+        if self.openenv is not None:
+            return self.model_copy(update={"openenv": self.openenv.at(url)})
+        assert self.served is not None
+        served = ServedEnvironment(url=url, start_seconds=self.served.start_limit)
+        return self.model_copy(update={"served": served})
 
     @model_validator(mode="after")
     def _has_something(self) -> Self:
+        if self.openenv is not None and self.served is not None:
+            raise ValueError("environment.served is for a class and tools of your own; remove it, or openenv")
         if self.openenv is not None and (self.python is not None or self.tools):
             raise ValueError("environment.openenv has its own tools; remove environment.python and environment.tools")
         if not self.is_scored and not self.tools:

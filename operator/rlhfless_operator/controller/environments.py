@@ -28,9 +28,9 @@ def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSetting
         return None
     if settings.egress == "restricted" and settings.ingress is None and not settings.egress_rules:
         raise NoWayToServersError(
-            "spec.environment.openenv: pods reach the job's server through Knative's gateway, and the operator's"
+            "spec.environment: pods reach the job's server through Knative's gateway, and the operator's"
             " networkPolicy.functions.egress: restricted keeps them from it; have the gateway's pods listed in"
-            " networkPolicy.functions.allow, or write openenv.url"
+            " networkPolicy.functions.allow, or write the url of a server that runs already"
         )
     pods = environment_pods(environment.pods, settings.pods_in(identity.namespace))
     function = EnvironmentFunction(identity, environment.server, pods)

@@ -7,6 +7,8 @@ from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields
 
+_SERVERS = "environment.served, or environment.openenv.image or command"
+
 
 def _can_be_combined(spec: JobFields) -> str | None:
     if spec.environment is None:
@@ -36,9 +38,10 @@ def _pods_are_of_a_server(spec: JobFields) -> str | None:
     if spec.environment is None or spec.environment.pods == PodsSpec():
         return None
     if spec.environment.server is None:
-        return "the job runs no server that could have pods; remove them, or write environment.openenv.image or command"
+        return f"the job runs no server that could have pods; remove them, or write {_SERVERS}"
     if spec.environment.pods.image is not None:
-        return "the server's image is environment.openenv.image; write it there, and remove pods.image"
+        section = "openenv" if spec.environment.served is None else "served"
+        return f"the server's image is environment.{section}.image; write it there, and remove pods.image"
     resources = spec.environment.pods.resources or ResourcesSpec()
     asked = {**(resources.requests or {}), **(resources.limits or {})}
     if gpus := [name for name in asked if name.endswith("/gpu")]:
@@ -69,13 +72,13 @@ ENVIRONMENT_RULES = (
         "environment.pods",
         ("environment",),
         _pods_are_of_a_server,
-        CelRule(None, "environment.pods needs environment.openenv.image or command, and has neither an image nor GPUs"),
+        CelRule(None, f"environment.pods needs {_SERVERS}, and has neither an image nor GPUs"),
     ),
     Rule(
         "prices.stages.environment",
         ("prices.stages.environment", "environment"),
         _price_is_of_a_server,
-        CelRule(None, "prices.stages.environment needs environment.openenv.image or command"),
+        CelRule(None, f"prices.stages.environment needs {_SERVERS}"),
     ),
     Rule(
         "rewards",

@@ -101,9 +101,9 @@ class EnvironmentSpec(EnvironmentSettings):
     """Where the model acts in several turns: an environment, tools, or both."""
 
     pods: PodsSpec = PodsSpec()
-    """Pods of the server of `openenv`, on a cluster where the job runs it. They have the image of `openenv`, and no
-    GPUs. Of the job's other pods they have nothing, and of the cluster's defaults only where pods run: no volumes, no
-    variables, and no Secrets but those for pulling images. `rlhfless run` ignores them."""
+    """Pods of the server of `openenv` or `served`, on a cluster where the job runs it. They have the image that is
+    named there, and no GPUs. Of the job's other pods they have nothing, and of the cluster's defaults only where pods
+    run: no volumes, no variables, and no Secrets but those for pulling images. `rlhfless run` ignores them."""
 
 
 class MigrationSpec(Settings):

@@ -94,7 +94,7 @@ async def test_one_that_does_not_start_is_told_with_its_log(tmp_path: Path, comm
     seconds = 0.5 if command[0] == "sleep" else 60.0
     async with server(log, *command, start_seconds=seconds) as made:
         for _ in range(2):
-            with pytest.raises(EnvironmentServerError, match=f"openenv.command {problem}; see {log}.*port"):
+            with pytest.raises(EnvironmentServerError, match=f"spec.environment {problem}; see {log}.*port"):
                 await made.url()
     assert log.exists()
     assert "no module maze" in log.read_text() or "maze" not in " ".join(command)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlhfless_functions.settings import OpenEnvEnvironment
+from rlhfless_functions.settings import EnvironmentSettings, OpenEnvEnvironment
 from rlhfless_operator.job.pods import PodsSpec
 from rlhfless_operator.platforms.pods import manifests
 from rlhfless_operator.platforms.pods.environment_manifests import (
@@ -67,6 +67,18 @@ def test_a_command_alone_runs_in_the_image_of_the_functions() -> None:
     assert found["command"] == ["serve", "--port", "$(PORT)"]
     assert found["ports"][0]["containerPort"] == found["readinessProbe"]["tcpSocket"]["port"] == 9000
     assert {"name": "MAX_CONCURRENT_ENVS", "value": "4"} in found["env"]
+
+
+def test_a_class_of_ones_own_is_served_in_the_image_of_the_functions() -> None:
+    own = {"python": {"file": "/code/env.py", "class": "Env"}, "served": {"containers": 3}}
+    server = EnvironmentSettings.model_validate(own).server
+    assert server is not None
+    template = environment_service(EnvironmentFunction(JOB, server, PodsSpec()), SETTINGS)["spec"]["template"]
+    (found,) = template["spec"]["containers"]
+    assert found["image"] == SETTINGS.functions_image
+    assert found["command"][-2] == "rlhfless_functions.environments.server" and "/code/env.py" in found["command"][-1]
+    assert template["spec"]["containerConcurrency"] == 16
+    assert template["metadata"]["annotations"]["autoscaling.knative.dev/max-scale"] == "3"
 
 
 def test_its_pods_have_no_privileges_no_token_and_no_store() -> None:

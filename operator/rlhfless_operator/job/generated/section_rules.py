@@ -13,6 +13,7 @@ from rlhfless_functions.settings import (
     OpenEnvEnvironment,
     RejectionSettings,
     RewardSettings,
+    ServedEnvironment,
     Settings,
 )
 from rlhfless_functions.settings.rewards import RewardKind
@@ -88,6 +89,12 @@ SECTION_RULES: dict[type[Settings], tuple[CelRule, ...]] = {
             "!has(self.url) || !has(self.image) && !has(self.command) && !has(self.port) && !has(self.sessions) &&"
             " !has(self.containers)",
             "openenv.url is a server that runs already, and goes without image, command, port, sessions and containers",
+        ),
+    ),
+    ServedEnvironment: (
+        CelRule(
+            "!has(self.url) || !has(self.image) && !has(self.sessions) && !has(self.containers)",
+            "served.url is a server that runs already, and goes without image, sessions and containers",
         ),
     ),
     DataSettings: (CelRule("has(self.source) != has(self.sources)", "data needs source or sources"),),

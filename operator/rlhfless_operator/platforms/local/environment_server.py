@@ -154,7 +154,7 @@ class EnvironmentServer:
 
     def _missing(self, problem: str) -> EnvironmentServerError:
         return EnvironmentServerError(
-            f"the server of spec.environment.openenv.command {problem}; see {self._log_path}. It must listen on the"
+            f"the server of spec.environment {problem}; see {self._log_path}. It must listen on the"
             " port of the variable PORT, which the command may name as $(PORT)"
         )
 

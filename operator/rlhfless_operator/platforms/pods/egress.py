@@ -45,9 +45,10 @@ def addresses_of(job: RLHFJob, root: str, environment: Mapping[str, str]) -> set
         environment: the operator's environment; the functions use its `AWS_ENDPOINT_URL` and `HF_ENDPOINT` too.
     """
     found = {reward.http.url for reward in job.spec.all_rewards if reward.http is not None}
-    openenv = job.spec.environment.openenv if job.spec.environment is not None else None
-    if openenv is not None and openenv.url is not None:
-        found.add(openenv.url)
+    acting = job.spec.environment
+    if acting is not None:
+        servers = (acting.openenv, acting.served)
+        found |= {server.url for server in servers if server is not None and server.url is not None}
     for source in (root, *_files(job)):
         if is_uri(source):
             found |= {_store(source, environment)} - {""}
