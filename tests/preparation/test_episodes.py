@@ -104,6 +104,7 @@ def test_the_environments_score_is_a_term_beside_others_and_a_dropped_sample_has
 def test_metrics_count_turns_errors_and_endings() -> None:
     metrics = chunk_metrics([1], [TALK, _sample(1, ("x", False), ended="toolSeconds", turns=4)], [])
     assert metrics["environment/turns/sum"] == 6 and metrics["environment/turns/count"] == 2
+    assert metrics["environment/given/sum"] == sum(end - start for start, end in TALK.given)
     assert metrics["environment/errors/raised/count"] == 6
     assert metrics["environment/ended/toolSeconds/sum"] == 1
     assert metrics["environment/restarted/count"] == 2

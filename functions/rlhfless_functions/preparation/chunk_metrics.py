@@ -4,8 +4,7 @@ The control plane adds up the metrics of a step's chunks; `api.metrics` names th
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -45,18 +44,23 @@ def chunk_metrics(
     if ours:
         distance = kl_estimate(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64), "k3")
         metrics |= {"kl/reference/sum": float(distance.sum()), "kl/reference/count": len(ours)}
-    metrics |= _episode_metrics([sample.outcome for sample in samples if sample.outcome is not None])
+    metrics |= _episode_metrics(samples)
     values = [value for sample in samples for value in sample.of_sampled(sample.values or [])]
     if values:
         metrics |= {"values/sum": math.fsum(values), "values/count": len(values)}
     return metrics
 
 
-def _episode_metrics(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _episode_metrics(samples: Sequence[PreparedSample]) -> dict[str, float]:
     """Return the metrics of a chunk's episodes; none without an environment."""
-    if not outcomes:
+    episodes = [sample for sample in samples if sample.outcome is not None]
+    if not episodes:
         return {}
-    metrics: dict[str, float] = {}
+    outcomes = [sample.outcome for sample in samples if sample.outcome is not None]
+    metrics: dict[str, float] = {
+        "environment/given/sum": sum(len(each.response_tokens) - each.sampled_tokens for each in episodes),
+        "environment/given/count": len(episodes),
+    }
     for name in ("turns", "seconds_away"):
         metrics[f"environment/{name}/sum"] = math.fsum(outcome[name] for outcome in outcomes)
         metrics[f"environment/{name}/count"] = len(outcomes)

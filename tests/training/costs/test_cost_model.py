@@ -15,11 +15,13 @@ from rlhfless_operator.planner.latency.drafting import DraftedLatency
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
 from rlhfless_operator.training.actors.generated import GenerationOutcome, Stretch
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.cost_model import CostModel
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 
 MakeJob = Callable[..., Path]
@@ -107,6 +109,22 @@ def test_a_plan_counts_the_time_that_its_longest_response_is_with_its_environmen
     for name in ("expected_generation_seconds", "expected_seconds"):
         assert getattr(after.planned, name) == pytest.approx(getattr(before.planned, name) + away)
     assert after.shares == before.shares
+
+
+def test_a_plan_has_what_an_environment_gives_in_its_samples_contexts(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job())
+    before = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
+    cost_model.history.add("environment/given_token", 3.0)
+    after = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
+
+    def loads(plan: GenerationPlan) -> dict[tuple[int, int], SampleLoad]:
+        return {(load.prompt, load.index): load for share in plan.planned.generation.shares for load in share.samples}
+
+    for place, load in loads(after).items():
+        given = round(3 * after.estimates[load.prompt].mean)
+        assert given > 0 and load.prompt_tokens == loads(before)[place].prompt_tokens + given
+        assert load.expected_tokens == loads(before)[place].expected_tokens
+    assert after.planned.expected_generation_seconds > before.planned.expected_generation_seconds
 
 
 def test_the_least_room_of_all_instances_counts() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.training.instances.away import AWAY_TOKEN, LEAST_PATIENCE, Away, LettingActorsGo
+from rlhfless_operator.training.instances.away import AWAY_TOKEN, GIVEN_TOKEN, LEAST_PATIENCE, Away, LettingActorsGo
 
 SWITCH = 4.0
 
@@ -38,7 +38,12 @@ def choice(host: Host | None, switch: float = SWITCH) -> tuple[LettingActorsGo, 
 
 def seen(wait: float, turns: int = 5) -> dict[str, float]:
     """The metrics of a rollout whose environments took so long for a turn."""
-    return {"environment/turns": float(turns), "environment/seconds_away": wait * turns, "lengths": 20.0}
+    return {
+        "environment/turns": float(turns),
+        "environment/seconds_away": wait * turns,
+        "lengths": 20.0,
+        "environment/given": 30,
+    }
 
 
 async def test_actors_are_kept_until_a_rollout_has_shown_that_environments_take_longer() -> None:
@@ -56,6 +61,7 @@ async def test_the_process_of_the_episodes_is_started_before_the_rollout_that_ne
     going, history = choice(host)
     going.learn(seen(1.5 * SWITCH))
     assert history.mean(AWAY_TOKEN) == 1.5 * SWITCH * 5 / 20
+    assert history.mean(GIVEN_TOKEN) == 1.5
     assert going._starting is not None and await going._starting
     async with going.rollout("training-2", 3) as away:
         assert away is not None

@@ -36,6 +36,7 @@ from rlhfless_operator.training.costs.generation_plan import (
     setting_of,
     training_of,
     with_environments,
+    with_given,
 )
 from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration
 from rlhfless_operator.training.costs.observations import observe
@@ -147,10 +148,8 @@ class CostModel:
         longest = spec.sampling.max_response_tokens
         predict = self.predictor.predict if known else self._predict_unknown
         estimates = {prompt: predict(prompt, prompt_tokens[prompt]) for prompt in prompts}
-        samples = ExpectedSamples.of(
-            (ExpectedGroup(prompt, prompt_tokens[prompt], samples_per_prompt, estimates[prompt]) for prompt in prompts),
-            longest,
-        )
+        groups = [ExpectedGroup(each, prompt_tokens[each], samples_per_prompt, estimates[each]) for each in prompts]
+        samples = ExpectedSamples.of(with_given(groups, self.history), longest)
         limits = limits_of(spec, self._actors, self.room)
         training = training_of(
             *(spec, self.history, learners), follows=follows, learning_instances=learning_instances, holding=holding

@@ -13,11 +13,11 @@ from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
 from rlhfless_operator.planner.step.async_planning import Asynchrony
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
+from rlhfless_operator.planner.step.generation import ExpectedGroup, PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, sizes
 from rlhfless_operator.planner.step.planning import Limits, longest_first
-from rlhfless_operator.training.instances.away import AWAY_TOKEN
+from rlhfless_operator.training.instances.away import AWAY_TOKEN, GIVEN_TOKEN
 
 WEIGHTS = "weights"
 """The history's name for how long engines take until they have a step's weights."""
@@ -165,6 +165,13 @@ def in_tasks(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], cont
         for share in longest_first(planned.generation.shares)
     ]
     return GenerationPlan(planned, shares, estimates, contention.wanted)
+
+
+def with_given(groups: Sequence[ExpectedGroup], history: History) -> list[ExpectedGroup]:
+    """Return groups whose samples' contexts have what their environments are expected to give: it is read and kept, and
+    never decoded."""
+    share = history.mean(GIVEN_TOKEN)
+    return [replace(each, prompt_tokens=each.prompt_tokens + round(each.estimate.mean * share)) for each in groups]
 
 
 def with_environments(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], history: History) -> PlannedStep:

@@ -15,6 +15,8 @@ LEAST_PATIENCE = 0.5
 """Least seconds of waiting after which an actor is let go."""
 AWAY_TOKEN = "environment/token"
 """Name in the history of the seconds that a sample is away for each token that it samples."""
+GIVEN_TOKEN = "environment/given_token"
+"""Name in the history of the tokens that a sample is given for each one that it samples."""
 _WAIT = "environment/wait"
 
 
@@ -98,6 +100,7 @@ class LettingActorsGo:
         self._history.add(_WAIT, seconds / turns)
         if tokens := metrics.get("lengths"):
             self._history.add(AWAY_TOKEN, seconds / tokens)
+            self._history.add(GIVEN_TOKEN, metrics.get("environment/given", 0.0) / tokens)
         if self._host is not None and self._pays:
             # It takes seconds to start, in which no instance should wait.
             self._starting = asyncio.ensure_future(self._host.url())
