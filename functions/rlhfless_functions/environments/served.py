@@ -23,7 +23,7 @@ _ERRORS: dict[str, type[Exception]] = {
     "LATE": EpisodeLateError,
     "KILLED": EpisodeKilledError,
 }
-"""What the server's errors are here. All others are `EpisodeFailedError`."""
+"""Errors of the server, and their names here. All others are `EpisodeFailedError`."""
 
 
 class ServedHost:

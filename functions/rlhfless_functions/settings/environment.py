@@ -12,7 +12,7 @@ _ANSWER, _START = 10.0, 300.0
 _EPISODES = 16
 _SERVE = ("python", "-P", "-m", "rlhfless_functions.environments.server")
 _TO_SERVE = {"python", "tools", "tool_seconds", "memory", "result_bytes"}
-"""What the server of a job's own environments needs to know."""
+"""Settings that the server of a job's own environments needs."""
 
 
 class PythonEnvironment(Settings):
