@@ -69,6 +69,25 @@ async def test_one_that_is_killed_is_started_again_at_its_address(tmp_path: Path
     assert {change.instance for change in changes} == {"environment-1", "environment-2"}
 
 
+async def test_one_that_ends_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, late = environment_server._answers, list[bool]()
+
+    async def answered(port: int) -> bool:
+        return bool(late and late.pop()) or await answers(port)
+
+    monkeypatch.setattr(environment_server, "_answers", answered)
+    changes: list[StateChange] = []
+    async with server(tmp_path / "log", "python", "-m", SERVER, on_state=changes.append) as made:
+        url = await made.url()
+        (process,) = processes()
+        late += [True] * 3
+        process.kill()
+        async with asyncio.timeout(60):
+            while [change.state for change in changes[3:]] != ["starting", "busy"]:
+                await asyncio.sleep(0.01)
+        assert await made.url() == url and not late
+
+
 async def test_it_knows_where_to_listen(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     program = TELLS.format(told)

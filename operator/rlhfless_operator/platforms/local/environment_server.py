@@ -19,6 +19,8 @@ from rlhfless_operator.platforms.environments import addressed, needs_server
 
 _POLL_SECONDS = 0.1
 _END_SECONDS = 5.0
+_FREE_SECONDS = 60.0
+"""Longest wait for the address of the process before."""
 _HOST = "127.0.0.1"
 _LONGEST_PAUSE = 30.0
 _RUN = """
@@ -109,8 +111,7 @@ class EnvironmentServer:
         self._port = _free_port()
         while True:
             self._number += 1
-            if await _answers(self._port):
-                raise self._missing(f"can't listen on {_HOST}:{self._port}, where something else does")
+            await self._until_its_address_is_free()
             process = await self._start()
             self._tell("starting")
             try:
@@ -123,6 +124,14 @@ class EnvironmentServer:
                 await _end(process)
                 self._tell("ended")
             await asyncio.sleep(_pause(self._number))
+
+    async def _until_its_address_is_free(self) -> None:
+        # A process that was killed may listen for a moment more.
+        deadline = time.monotonic() + (_FREE_SECONDS if self._number > 1 else 0.0)
+        while await _answers(self._port):
+            if time.monotonic() >= deadline:
+                raise self._missing(f"can't listen on {_HOST}:{self._port}, where something else does")
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
