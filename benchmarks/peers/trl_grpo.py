@@ -2,6 +2,7 @@
 
     python benchmarks/peers/trl_grpo.py                        # the quickstart's own model and data
     python benchmarks/peers/trl_grpo.py --random-model         # the same architecture untrained, data drawn afresh
+    python benchmarks/peers/trl_grpo.py --tools                # the example with tools, by TRL's environment_factory
 
 Prints one JSON object. A step is what the quickstart calls one: 32 prompts × 8 samples are generated, scored and learnt
 from in eight optimizer updates of 32 samples. TRL expresses that as `steps_per_generation=8` without accumulation. Its
@@ -26,17 +27,19 @@ import torch
 import trl
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 from transformers.trainer_callback import PrinterCallback
+from trl.chat_template_utils import qwen3_template
 
 from benchmarks.peers.trl_timing import StageTimer, TimedTrainer
-from benchmarks.shared.places import QUICKSTART
+from benchmarks.shared.places import QUICKSTART, TOOLS
 
 PROMPTS_PER_STEP = 32
 SAMPLES_PER_PROMPT = 8
 MINIBATCH_SAMPLES = 32
 UPDATES_PER_STEP = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT // MINIBATCH_SAMPLES
 MAX_RESPONSE_TOKENS = 224
+MOST_TURNS = 12
 JOB_STEPS = 48
 WARMUP_STEPS = 3
 ALPHABET = "0123456789+-=;#?:\n .,ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -84,16 +87,30 @@ def random_prompts() -> list[dict[str, str]]:
     return [{"prompt": chain.prompt, "ground_truth": str(chain.result)} for chain in drawn]
 
 
-def read_prompts(path: Path) -> list[dict[str, str]]:
+def read_prompts(path: Path) -> list[dict[str, Any]]:
     """The quickstart's training prompts."""
     if not path.is_file():
         raise SystemExit(f"{path} is not there: make the quickstart's assets first, or use --random-model")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def acting(model: Path) -> dict[str, Any]:
+    """The example's environment in TRL's words. Its calls are read by Qwen 3's pattern, with our marks of turns."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    pattern = json.dumps(qwen3_template).replace("<|im_start|>assistant\\n", "<|assistant|>").replace("im_end", "end")
+    tokenizer.response_template = json.loads(pattern)
+    return {"environment_factory": load_module(TOOLS / "counter.py").Counter, "processing_class": tokenizer}
+
+
+def solved(environments: list[Any], **_: Any) -> list[float]:
+    """What the environments return."""
+    return [environment.get_reward() for environment in environments]
+
+
 def configuration(folder: Path, steps: int, seed: int) -> trl.GRPOConfig:
-    """The quickstart's job in TRL's words."""
+    """The quickstart's job in TRL's words. Its numbers are those of the example with tools, too."""
     return trl.GRPOConfig(
+        max_tool_calling_iterations=MOST_TURNS - 1,
         output_dir=str(folder),
         per_device_train_batch_size=MINIBATCH_SAMPLES,
         gradient_accumulation_steps=1,
@@ -129,7 +146,13 @@ def configuration(folder: Path, steps: int, seed: int) -> trl.GRPOConfig:
 
 
 def measure(
-    model: Path, prompts: list[dict[str, str]], reward: Callable[..., list[float]], steps: int, skipped: int, seed: int
+    model: Path,
+    prompts: list[dict[str, Any]],
+    reward: Callable[..., list[float]],
+    steps: int,
+    skipped: int,
+    seed: int,
+    **given: Any,
 ) -> dict[str, Any]:
     """Train, and say what a step took."""
     rewards: list[float] = []
@@ -149,6 +172,7 @@ def measure(
             train_dataset=Dataset.from_list(prompts),
             reward_funcs=counted,
             callbacks=[timer],
+            **given,
         )
         trainer.timer = timer
         trainer.remove_callback(PrinterCallback)
@@ -169,9 +193,10 @@ def measure(
 def main() -> None:
     """Parse the command line, measure and print."""
     parser = argparse.ArgumentParser(description="Time TRL's GRPOTrainer on the quickstart.")
-    parser.add_argument("--model", type=Path, default=QUICKSTART / "model", help="Hugging Face folder")
-    parser.add_argument("--data", type=Path, default=QUICKSTART / "train.jsonl", help="prompts and their ground truth")
+    parser.add_argument("--model", type=Path, help="Hugging Face folder; by default the example's")
+    parser.add_argument("--data", type=Path, help="prompts and their ground truth; by default the example's")
     parser.add_argument("--random-model", action="store_true", help="an untrained model, and prompts drawn afresh")
+    parser.add_argument("--tools", action="store_true", help="the example with tools, and not the quickstart")
     parser.add_argument("--steps", type=int, default=8, help=f"steps to run; the job has {JOB_STEPS}")
     parser.add_argument("--skip", type=int, default=1, help="first steps left out of the medians")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch")
@@ -182,16 +207,20 @@ def main() -> None:
 
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
-    reward = load_module(QUICKSTART / "reward.py").reward
+    example = TOOLS if arguments.tools else QUICKSTART
+    reward = solved if arguments.tools else load_module(QUICKSTART / "reward.py").reward
     with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model
+        model = arguments.model or example / "model"
         if arguments.random_model:
             model = Path(folder)
             random_model(model)
         elif not (model / "config.json").is_file():
             parser.error(f"--model: {model} is no model folder; make the quickstart's assets, or use --random-model")
-        prompts = random_prompts() if arguments.random_model else read_prompts(arguments.data)
-        measured = measure(model, prompts, reward, arguments.steps, arguments.skip, arguments.seed)
+        prompts = (
+            random_prompts() if arguments.random_model else read_prompts(arguments.data or example / "train.jsonl")
+        )
+        given = acting(model) if arguments.tools else {}
+        measured = measure(model, prompts, reward, arguments.steps, arguments.skip, arguments.seed, **given)
     measured |= {
         "framework": "trl",
         "version": trl.__version__,

@@ -5,3 +5,4 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 BENCHMARKS = REPOSITORY / "benchmarks"
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
+TOOLS = REPOSITORY / "examples" / "tools"
