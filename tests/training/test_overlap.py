@@ -59,6 +59,12 @@ PATIENCE = 120.0
 pytestmark = pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 
 
+@pytest.fixture(autouse=True)
+def gpus_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of GPUs: enough for all stages at once."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+
+
 class Overlap:
     """Has every step's learner begin at once, and its last group wait until the learner has nothing left to do."""
 
@@ -356,13 +362,24 @@ def test_where_a_learner_has_no_gpus_beside_an_actor_it_waits_for_the_whole_batc
     assert not RequestBuilder(job, JobFolder("folder"), "uid", sleeps=True, overlaps=False).learns_in_pieces
 
 
+def test_on_cpus_alone_a_learner_waits_for_the_whole_batch_and_two_runs_have_the_same_bits(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file, never = (tiny_job(name, **OVERLAPPED, learning={"overlap": name}) for name in ("auto", "never"))
+    for each in (file, never):
+        run_job(each)
+    assert journal_of(file, 1) == []
+    assert_equal_weights(final_weights(file), final_weights(never))
+
+
 # --- on GPUs that stages use in turns ---
 
 IN_TURNS: dict[str, Any] = {**OVERLAPPED, "generation": {"instances": {"max": 3}}}
 
 
 @pytest.fixture
-def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_gpus(gpus_for_all: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of GPUs: too few for three actors, one that prepares and a learner."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
 

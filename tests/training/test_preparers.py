@@ -134,6 +134,7 @@ def test_an_asynchronous_job_prepares_on_as_many_instances_as_its_plan_chooses(
 def test_two_instances_prepare_for_a_learner_that_follows_and_in_rounds(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     side = Side(monkeypatch, signal.SIGKILL)
     file = tiny_job("two", **{**TWO, "planning": {"policy": "cost"}, "steps": 2, **options})
     assert run_job(file)["phase"] == "Succeeded"

@@ -87,9 +87,9 @@ class LearningSpec(LearningSettings):
     overlap: Literal["never", "auto"] = "auto"
     """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` allows
     it if a step is one optimizer update, no advantage needs the whole batch, and the job has neither dynamic sampling
-    nor `async`. It learns from groups in the order of their arrival and records this order, because the last bits of
-    the weights depend on it; a repeated step and `rlhfless replay` follow the record. With `never` the bits depend on
-    no timing."""
+    nor `async`, and if there are GPUs for it beside generation. It learns from groups in the order of their arrival and
+    records this order, because the last bits of the weights depend on it; a repeated step and `rlhfless replay` follow
+    the record. With `never` the bits depend on no timing."""
     keep_alive: KeepAlive = None
     """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
     waiting against that of a new start, loading the checkpoint and repeating the steps since then."""

@@ -30,6 +30,7 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
+from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.begun_job import changes_since, named
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError, used
 from rlhfless_operator.training.journal.step_journal import StepJournal, read_status
@@ -95,10 +96,14 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     if server is not None:
         check_command(server)
 
+    by_stage = threads_of(assignment.actors, job.spec.preparation.instances.max, threads)
+    # Where the work is on CPUs, instances share those as others share GPUs.
+    cpus = SharedGpus(threads, by_stage) if emulation is None and not assignment.gpus else None
+
     def make_platform(on_state: StateListener) -> Platform:
         platform = LocalPlatform(
             keep_alive=job.spec.keep_alive_seconds(),
-            threads=threads_of(assignment.actors, job.spec.preparation.instances.max, threads),
+            threads=by_stage,
             log_path=log_path,
             on_state=on_state,
             stall_seconds=job.spec.limits.stall,
@@ -133,6 +138,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
                     AvailableGpus(
                         assignment.actors,
                         shared=assignment.shared,
+                        whole=cpus,
                         shelter=shelter,
                         gpu=products[0] if len(products) == 1 else None,
                     ),

@@ -114,7 +114,8 @@ class AvailableGpus:
     shared: SharedGpus | None = None
     """GPUs that stages use in turns, because they cannot all have theirs at once; None if they can."""
     whole: SharedGpus | None = None
-    """GPUs that an instance holds until it ends, as far as a job may have them; None if they are not counted."""
+    """GPUs that an instance holds until it ends, as far as a job may have them, or CPU threads where it has no GPUs;
+    None if they are not counted."""
     draining_seconds: float = 0.0
     """Seconds that a released instance is charged for until its GPUs are free."""
     contention: Callable[[], Contention] = lambda: ALONE
