@@ -118,6 +118,47 @@ def test_pieces_that_come_one_by_one_give_the_weights_of_a_batch_that_is_there(
         assert_equal(job.published(step, "followed"), job.published(step, "journalled"))
 
 
+def test_groups_that_are_chosen_as_they_come_give_the_weights_of_the_batch_that_they_made(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only their number is known beforehand. One prompt is there twice, and some groups count for less."""
+    earlier, later = samples_of(1, **job.prepared), samples_of(2, **job.prepared)
+    parts = [str(job.folder / "earlier.parquet"), str(job.folder / "later.parquet")]
+    write_prepared(parts[0], earlier)
+    write_prepared(parts[1], later)
+
+    def piece(*groups: tuple[int, int, float]) -> JournalledPiece:
+        """Each of a part, a prompt and a factor."""
+        named = [(SampleTask(prompt=p, index=i), part, factor) for part, p, factor in groups for i in range(2)]
+        samples, of, factors = (list(each) for each in zip(*named, strict=True))
+        return JournalledPiece(samples=samples, parts=parts, part_of=of, factors=factors)
+
+    chosen = [piece((0, 1, 1.0), (1, 1, 0.5)), piece((1, 0, 1.0)), piece((0, 3, 0.25))]
+    left, journal = iter(enumerate(chosen)), str(job.folder / "journal")
+
+    def publish(seconds: float) -> None:
+        number, content = next(left)
+        artifacts.create_json(piece_uri(journal, number), content.model_dump(mode="json"))
+
+    monkeypatch.setattr(pieces, "sleep", publish)
+    counted = BatchReference(step=1, parts=[], samples=[], count=8)
+    Learner().run(job.request(1, "followed", batch=counted, following=journal), context())
+    whole = BatchReference(
+        step=1,
+        parts=parts,
+        samples=[sample for each in chosen for sample in each.samples],
+        pieces=[Piece(samples=len(each.samples), parts=parts) for each in chosen],
+        part_of=[part for each in chosen for part in each.part_of],
+        factors=[factor for each in chosen for factor in each.factors],
+    )
+    Learner().run(job.request(1, "whole", batch=whole), context())
+    assert_equal(job.published(1, "followed"), job.published(1, "whole"))
+    evenly = whole.model_copy(update={"factors": []})
+    Learner().run(job.request(1, "evenly", batch=evenly), context())
+    with pytest.raises(AssertionError):
+        assert_equal(job.published(1, "evenly"), job.published(1, "whole"))
+
+
 def test_a_fresh_learner_replays_what_the_journal_said(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, batches = Learner(), []
     for step, order in ((1, ORDER), (2, [[1, 2, 3], [0]])):

@@ -14,7 +14,7 @@ from rlhfless_functions.api.messages import (
     WeightsReference,
     check_protocol,
 )
-from rlhfless_functions.api.pieces import Piece
+from rlhfless_functions.api.pieces import Piece, check_numbers
 from rlhfless_functions.api.prompting import Prompting
 from rlhfless_functions.settings import (
     AlgorithmSettings,
@@ -197,7 +197,10 @@ class BatchReference(Message):
     """URIs of the Parquet files that preparation wrote: all of them, unless the request follows a batch in
     preparation."""
     samples: list[SampleTask]
-    """Every sample of the batch in the order of learning."""
+    """Every sample of the batch in the order of learning. Empty if the request follows a batch whose samples are still
+    being chosen."""
+    count: int = Field(default=0, ge=0)
+    """Number of samples of such a batch."""
     pieces: list[Piece] = Field(default=[])
     """The division of the samples into pieces, whose gradients are accumulated one after the other; empty if the batch
     is learnt from as a whole. The last bits of the weights depend on it. Pieces need one optimizer update per step, and
@@ -210,13 +213,13 @@ class BatchReference(Message):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for name in ("part_of", "factors"):
-            numbers = getattr(self, name)
-            if numbers and len(numbers) != len(self.samples):
-                raise ValueError(f"{name}: {len(numbers)} numbers for {len(self.samples)} samples")
-        if any(not 0 <= number < len(self.parts) for number in self.part_of):
-            raise ValueError(f"part_of: numbers of parts are 0 to {len(self.parts) - 1}")
+        check_numbers(len(self.samples), self.parts, self.part_of, self.factors)
         return self
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.samples) or self.count
 
 
 class StepSettings(Message):
@@ -273,8 +276,8 @@ class LearnRequest(BaseRequest):
     """Original settings of repeated steps, by step, if they differ from this request's."""
     following: str | None = None
     """Folder of the piece journal, if `batch` is still being prepared. The learner reads the pieces in the order of
-    their numbers, and learns from each as soon as it exists. `batch.samples` is known beforehand; its parts and pieces
-    are not."""
+    their numbers, and learns from each as soon as it exists. `batch.samples` or `batch.count` is known beforehand; the
+    parts and pieces are not."""
     waits: bool = True
     """Whether the learner waits for a piece of `following` that is not there yet. If not, the task ends with
     `awaits_pieces`, and the instance keeps what it has learnt of the step."""

@@ -247,7 +247,12 @@ class Learner:
         batch: TrainingBatch | None = None
         if request.following is not None:
             journal = FollowedJournal(
-                request.batch, request.following, context, lambda found: self._ranks.all(found)[0], request.waits
+                request.batch,
+                request.following,
+                context,
+                lambda found: self._ranks.all(found)[0],
+                request.waits,
+                self._publisher.heed,
             )
         elif not request.batch.pieces:
             with store_errors():
@@ -266,7 +271,7 @@ class Learner:
         else:
             begun = begun or StepInPieces(state, request, step)
             self._add_all_pieces(begun, request, journal, go_on)
-            report, batch = begun.end(), TrainingBatch(begun.samples, request.algorithm, step)
+            report, batch = begun.end(), TrainingBatch(begun.samples, request.algorithm, step, begun.factors)
         earlier = begun.seconds if begun is not None else 0.0
         seconds["seconds/train"] = time.monotonic() - training + earlier
         if journal is not None:
@@ -374,7 +379,7 @@ class Learner:
 def _add_pieces(taken: StepInPieces, pieces: Iterable[JournalledPiece], step: int, go_on: Callable[[], None]) -> None:
     parts = Parts()
     for piece in pieces:
-        taken.add(parts.take(piece.samples, piece.parts, step), go_on)
+        taken.add(parts.take(piece, step), go_on, piece.factors)
 
 
 def _same_step(begun: LearnRequest, request: LearnRequest) -> bool:

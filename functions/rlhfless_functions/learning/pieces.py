@@ -1,12 +1,12 @@
 """The pieces of a step's batch, either a complete one or one in the step's journal. Without torch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from time import monotonic, sleep
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, FailureReason, JournalledPiece, SampleTask, Waiting, piece_uri
+from rlhfless_functions.api import BatchReference, FailureReason, JournalledPiece, Waiting, piece_uri
 from rlhfless_functions.data.rollouts import PreparedSample, read_prepared
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskContext, TaskError
@@ -30,11 +30,12 @@ class FollowedJournal:
     """A step's piece journal, for one reader.
 
     Args:
-        reference: names the samples that the pieces hold together.
+        reference: names or counts the samples that the pieces hold together.
         folder: folder of the journal.
         context: says whether to stop; the reader reports to it when it begins and ends waiting.
         agree: returns the first reader's finding to all readers that must continue together.
         waits: whether to wait for a piece that is not there yet.
+        heed: called while it waits; it raises an error to stop waiting.
     """
 
     reference: BatchReference
@@ -42,6 +43,7 @@ class FollowedJournal:
     context: TaskContext
     agree: Callable[[str], str] = lambda found: found
     waits: bool = True
+    heed: Callable[[], None] = lambda: None
     waited_seconds: float = 0.0
     """Seconds without work so far."""
 
@@ -57,7 +59,7 @@ class FollowedJournal:
             TaskError: the task was told to stop; a `LetGoError` after a cut, and for a missing piece where none is
                 waited for.
         """
-        left, number = len(self.reference.samples) - samples, done
+        left, number = self.reference.size - samples, done
         while left:
             uri = piece_uri(self.folder, number)
             self._await(uri, number)
@@ -75,6 +77,7 @@ class FollowedJournal:
                 self.context.emit(Waiting(waiting=True, pieces=done))
             if not self.waits:
                 raise LetGoError(self.reference.step, reason="awaits_pieces")
+            self.heed()
             began = monotonic()
             sleep(LOOK_SECONDS)
             self.waited_seconds += monotonic() - began
@@ -97,20 +100,22 @@ class Parts:
 
     _found: dict[str, dict[Key, PreparedSample]] = field(default_factory=dict)
 
-    def take(self, samples: Sequence[SampleTask], parts: Sequence[str], step: int) -> list[PreparedSample]:
+    def take(self, piece: JournalledPiece, step: int) -> list[PreparedSample]:
         """Return the prepared samples of a piece, in its order.
 
         Raises:
             ArtifactError: a part can't be read.
             TaskError: `data_invalid`: a sample is in none of the parts.
         """
+        named = [piece.parts[number] for number in piece.part_of]
         with store_errors():
-            for part in parts:
+            for part in named or piece.parts:
                 if part not in self._found:
                     self._found[part] = read_prepared([part])
         taken = []
-        for sample in samples:
+        for place, sample in enumerate(piece.samples):
             key = sample.prompt, sample.index
+            parts = [named[place]] if named else piece.parts
             part = next((part for part in parts if key in self._found[part]), None)
             if part is None:
                 raise TaskError(
@@ -135,7 +140,14 @@ def pieces_of(reference: BatchReference) -> Iterator[JournalledPiece]:
             f" {len(reference.samples)}; name every sample in one piece",
         )
     for piece, end in zip(reference.pieces, ends, strict=True):
-        yield JournalledPiece(samples=reference.samples[end - piece.samples : end], parts=piece.parts)
+        place = slice(end - piece.samples, end)
+        yield JournalledPiece(
+            samples=reference.samples[place],
+            # The numbers of parts are those of the batch.
+            parts=reference.parts if reference.part_of else piece.parts,
+            part_of=reference.part_of[place],
+            factors=reference.factors[place],
+        )
 
 
 def check(context: TaskContext, step: int) -> None:

@@ -45,12 +45,12 @@ def check_steps(request: LearnRequest) -> int:
 
 def check_pieces(request: LearnRequest) -> None:
     """Refuse an empty batch, and pieces if the update needs the whole batch before its first gradient."""
-    if not request.batch.samples:
+    if not (request.batch.samples if request.following is None else request.batch.size):
         raise TaskError("bad_request", "batch.samples: a step learns from at least one sample")
     if not request.batch.pieces and request.following is None:
         return
     size = request.batch_settings.minibatch_samples
-    if request.algorithm.epochs > 1 or (size is not None and size < len(request.batch.samples)):
+    if request.algorithm.epochs > 1 or (size is not None and size < request.batch.size):
         raise TaskError(
             "bad_request", "batch.pieces: a step with pieces must be one optimizer update; remove the pieces"
         )

@@ -74,6 +74,8 @@ class StepInPieces:
         self.request = request
         self.samples: list[PreparedSample] = []
         """Samples of all pieces so far."""
+        self.factors: list[float] = []
+        """The factor of each."""
         self.pieces = 0
         """Number of pieces so far."""
         self.seconds = 0.0
@@ -82,17 +84,18 @@ class StepInPieces:
         self._taken = _Step(state, request, step, _unchecked)
         self._counted: list[int] = []
 
-    def add(self, samples: Sequence[PreparedSample], check: Callable[[], None]) -> None:
+    def add(self, samples: Sequence[PreparedSample], check: Callable[[], None], factors: Sequence[float] = ()) -> None:
         """Accumulate the gradients of a piece.
 
         Args:
             samples: of the piece.
             check: called before every micro-batch; it raises an error to stop the step, which is then unusable.
+            factors: see `TrainingBatch`.
 
         Raises:
             TaskError: see `train_step`; `data_invalid`, if the piece lacks the critic's numbers.
         """
-        piece = TrainingBatch(samples, self.request.algorithm, self._number)
+        piece = TrainingBatch(samples, self.request.algorithm, self._number, factors)
         if piece.needs_values:
             raise TaskError(
                 "data_invalid",
@@ -103,6 +106,7 @@ class StepInPieces:
         self._taken.accumulate(piece, range(len(samples)), 1.0)
         self._counted += piece.counted
         self.samples += samples
+        self.factors += factors or [1.0] * len(samples)
         self.pieces += 1
 
     def end(self) -> StepReport:
