@@ -150,7 +150,7 @@ class Job:
         await asyncio.gather(*self._made.values(), return_exceptions=True)
 
     async def _choose(self, step: int) -> list[ChosenGroup]:
-        while (chosen := self.buffer.choose(step)) is None:
+        while not (chosen := self.buffer.choose(step)):
             self._begin_more()
             self._changed.clear()
             await self._changed.wait()

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhfless_functions.api import LearnResult
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, TakenStep
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, BegunRollout, TakenPiece, TakenStep
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.stages.learning import Learning
 from tests.training.dying_driver import Deaths
@@ -23,6 +23,7 @@ from tests.training.whole_jobs import folder_of, run_job
 
 POINTS = tuple(f"{point}-{step}" for step in (2, 3) for point in ("begun", "prepared", "taken", "learnt"))
 """Of a step: its generation is written down, its batch is complete, its learning is written down, its weights exist.
+With pieces, `piece0`, `piece1` and so on are those of a step, each when it is written down.
 At `left` it is learnt, the next one is taken, and its weights may not be published."""
 OVERTAKEN = "overtaken"
 """The second step's batch is complete, and written down, and the first one's is not."""
@@ -30,7 +31,7 @@ OVERTAKEN = "overtaken"
 
 def die_at(points: Collection[str], deaths: Deaths) -> None:
     """Have a driver die as soon as it comes to one of the points at which none has died before."""
-    begin, take = AsyncJournal.begin, AsyncJournal.take
+    begin, take, add = AsyncJournal.begin, AsyncJournal.take, AsyncJournal.add
     keep_rollout, commit, let_go = StepJournal.keep_rollout, StepJournal.commit, Learning.let_go
 
     def reached(point: str, step: int) -> None:
@@ -49,6 +50,11 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
         reached("taken", taken.step)
         return found
 
+    def dies_when_added(journal: AsyncJournal, step: int, number: int, piece: TakenPiece) -> TakenPiece:
+        found = add(journal, step, number, piece)
+        reached(f"piece{number}", step)
+        return found
+
     def dies_when_prepared(journal: StepJournal, step: int, batch: StepBatch) -> None:
         keep_rollout(journal, step, batch)
         reached("prepared", step)
@@ -65,6 +71,7 @@ def die_at(points: Collection[str], deaths: Deaths) -> None:
     Learning.let_go = dies_when_left  # type: ignore[method-assign]
     AsyncJournal.begin = dies_when_begun  # type: ignore[method-assign]
     AsyncJournal.take = dies_when_taken  # type: ignore[method-assign]
+    AsyncJournal.add = dies_when_added  # type: ignore[method-assign]
     StepJournal.keep_rollout = dies_when_prepared  # type: ignore[method-assign]
     StepJournal.commit = dies_when_learnt  # type: ignore[method-assign]
 

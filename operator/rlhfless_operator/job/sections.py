@@ -85,11 +85,12 @@ class LearningSpec(LearningSettings):
     step runs with those that have started."""
 
     overlap: Literal["never", "auto"] = "auto"
-    """Whether the `cost` planning policy may learn from prepared groups while others are still generated. `auto` allows
-    it if a step is one optimizer update, no advantage needs the whole batch, and the job has neither dynamic sampling
-    nor `async`, and if there are GPUs for it beside generation. It learns from groups in the order of their arrival and
-    records this order, because the last bits of the weights depend on it; a repeated step and `rlhfless replay` follow
-    the record. With `never` the bits depend on no timing."""
+    """Whether to learn from prepared groups while others of a step are still generated. `auto` does so in asynchronous
+    jobs, and with the `cost` planning policy if there are GPUs for it beside generation. A step has to be one optimizer
+    update, no advantage may need the whole batch, and the job has neither dynamic sampling nor `async` with a critic.
+    It learns from groups in the order of their arrival and records this order, because the last bits of the weights
+    depend on it; a repeated step and `rlhfless replay` follow the record. With `never` the bits of a synchronous job
+    depend on no timing."""
     keep_alive: KeepAlive = None
     """How long the idle instance is kept, which holds the optimizer's state in memory. `auto` weighs the cost of
     waiting against that of a new start, loading the checkpoint and repeating the steps since then."""
@@ -297,8 +298,10 @@ class JobFields(Settings):
         nothing."""
         algorithm = self.algorithm.resolved()
         whole = self.updates_per_step > 1 or algorithm.normalizes_batch or bool(algorithm.dynamic_sampling_rounds)
-        begins = self.learning.overlap == "auto" and self.planning.policy == "cost" and self.asynchronous is None
-        return begins and not whole
+        # In an asynchronous job the learner makes the values of a whole batch with its own critic.
+        whole = whole or (self.asynchronous is not None and algorithm.advantage == "gae")
+        begins = self.planning.policy == "cost" or self.asynchronous is not None
+        return self.learning.overlap == "auto" and begins and not whole
 
     @property
     def chooses_learners(self) -> bool:

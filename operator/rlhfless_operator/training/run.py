@@ -172,7 +172,9 @@ def open_run(
     room = shared or gpus.whole
     # A learner that is not kept between its tasks would lose what it has accumulated.
     stays = shared is None or keep_alive["learning"] is None
-    overlaps = stays and (room is None or room.has_room("learning", least))
+    # In an asynchronous job stages work beside each other in any case.
+    beside = job.spec.asynchronous is not None or room is None or room.has_room("learning", least)
+    overlaps = stays and beside
     requests = RequestBuilder(
         job, folder, status.uid, sleeps=sleeps, overlaps=overlaps, shares_prefixes=lambda: prefixes.able
     )

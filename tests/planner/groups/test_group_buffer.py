@@ -13,15 +13,15 @@ from rlhfless_operator.planner.groups.staleness import last_step_begun, stalenes
 class Job:
     """A buffer between a generator and a learner that take turns in any order."""
 
-    def __init__(self, size: int, most: int, rule: TooStale, steps: int, prompts: int) -> None:
-        self.buffer = GroupBuffer(size, most, rule)
+    def __init__(self, size: int, most: int, rule: TooStale, steps: int, prompts: int, least: int = 0) -> None:
+        self.buffer = GroupBuffer(size, most, rule, least=least)
         self.size, self.most, self.steps, self.prompts = size, most, steps, prompts
         self.under_way: list[ReadyGroup] = []
         self.again: list[int] = []
         self.drawn: list[int] = []
         self.taken: list[tuple[int, ReadyGroup, float]] = []
         self.dropped: list[ReadyGroup] = []
-        self.rollout = self.done = 0
+        self.rollout = self.done = self.held = 0
 
     def begin(self) -> bool:
         """The next rollout, if admission allows it and any groups are wanted."""
@@ -53,12 +53,15 @@ class Job:
 
     def learn(self) -> bool:
         step = self.done + 1
-        chosen = self.buffer.choose(step) if step <= self.steps else None
-        if chosen is None:
+        chosen = self.buffer.choose(step, self.held) if step <= self.steps else []
+        if not chosen:
             return False
+        assert len(chosen) >= min(self.buffer.least or self.size, self.size - self.held)
         self.buffer.taken(each.group.name for each in chosen)
         self.taken += [(step, each.group, each.factor) for each in chosen]
-        self.done = step
+        self.held += len(chosen)
+        if self.held == self.size:
+            self.done, self.held = step, 0
         self.drop()
         return True
 
@@ -85,11 +88,11 @@ RULES: list[TooStale] = ["wait", "drop", "downweight"]
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(size=st.integers(1, 4), most=st.integers(1, 4), switches=st.booleans(), events=EVENTS)
+@given(size=st.integers(1, 4), most=st.integers(1, 4), least=st.integers(0, 3), switches=st.booleans(), events=EVENTS)
 def test_every_step_has_its_groups_and_every_prompt_is_learnt_from(
-    rule: TooStale, size: int, most: int, switches: bool, events: list[tuple[str, int, int]]
+    rule: TooStale, size: int, most: int, least: int, switches: bool, events: list[tuple[str, int, int]]
 ) -> None:
-    job = Job(size, most, rule, steps=8, prompts=9)
+    job = Job(size, most, rule, steps=8, prompts=9, least=least)
     for kind, place, newer in events:
         if kind == "begin":
             job.begin()
@@ -132,16 +135,14 @@ def test_a_group_that_takes_long_does_not_hold_up_the_learner_until_it_must() ->
         buffer.complete(ready(rollout, prompt, 0))
     for step, expected in [(1, [(1, 0), (2, 0)]), (2, [(2, 1), (3, 0)])]:
         chosen = buffer.choose(step)
-        assert chosen is not None
         names = [each.group.name for each in chosen]
         assert [(name.rollout, name.prompt) for name in names] == expected
         buffer.taken(names)
     buffer.begin(4, [0, 1], version=1)
     buffer.complete(ready(4, 0, 1))
-    assert buffer.choose(3) is None, "step 3 is the last that may learn from version 0"
+    assert not buffer.choose(3), "step 3 is the last that may learn from version 0"
     buffer.complete(ready(1, 1, 0))
     chosen = buffer.choose(3)
-    assert chosen is not None
     assert [(each.group.name.rollout, each.group.version) for each in chosen] == [(1, 0), (3, 0)]
 
 
@@ -155,9 +156,40 @@ def test_a_step_does_not_take_newer_groups_where_too_many_older_ones_would_be_le
     buffer.begin(3, [0, 1], version=1)
     buffer.complete(ready(3, 0, 1))
     buffer.complete(ready(3, 1, 1))
-    assert buffer.choose(2) is None
+    assert not buffer.choose(2)
     buffer.rule = "downweight"
-    assert buffer.choose(2) is not None
+    assert buffer.choose(2)
+
+
+def test_a_step_in_pieces_takes_what_is_there_as_far_as_older_groups_keep_their_room() -> None:
+    buffer = GroupBuffer(3, most=1, least=1)
+    for rollout in (1, 2):
+        buffer.begin(rollout, [0, 1, 2], version=0)
+    assert not buffer.has_enough()
+    for rollout, prompt in [(1, 0), (1, 1), (1, 2)]:
+        buffer.complete(ready(rollout, prompt, 0))
+    buffer.taken(each.group.name for each in buffer.choose(1))
+    buffer.begin(3, [0, 1, 2], version=1)
+    for prompt in (0, 1, 2):
+        buffer.complete(ready(3, prompt, 1))
+    assert not buffer.choose(2), "step 2 is the last that may learn from version 0, whose groups fill it"
+    buffer.complete(ready(2, 1, 0))
+    assert [each.group.name for each in buffer.choose(2)] == [GroupName(2, 1)]
+    buffer.taken([GroupName(2, 1)])
+    assert not buffer.choose(2, held=1)
+    buffer.rule = "downweight"
+    assert [each.group.name for each in buffer.choose(2, held=1)] == [GroupName(3, 0), GroupName(3, 1)]
+
+
+def test_a_step_waits_for_a_piece_or_for_the_rest_of_its_groups() -> None:
+    buffer = GroupBuffer(4, most=1, least=3)
+    buffer.begin(1, range(4), version=0)
+    buffer.complete(ready(1, 0, 0))
+    buffer.complete(ready(1, 1, 0))
+    assert not buffer.choose(1)
+    assert len(buffer.choose(1, held=2)) == 2
+    buffer.complete(ready(1, 2, 0))
+    assert len(buffer.choose(1)) == 3
 
 
 def test_a_driver_that_comes_later_passes_over_what_was_taken() -> None:
@@ -165,5 +197,5 @@ def test_a_driver_that_comes_later_passes_over_what_was_taken() -> None:
     buffer.begin(1, [0], version=0)
     buffer.taken([GroupName(1, 0)])
     buffer.complete(ready(1, 0, 0))
-    assert buffer.choose(2) is None
+    assert not buffer.choose(2)
     assert buffer.live == 1

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.step.async_planning import lag_of_pieces
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.rates import (
     STAYS,
@@ -203,3 +204,15 @@ def test_actors_without_use_go_though_only_time_counts() -> None:
     )
     assert more.seconds == best.seconds and more.cost > best.cost * (1 + STAYS)
     assert split(100.0, weight=0.0, now=24).actors == best.actors
+
+
+def test_a_learner_that_begins_with_the_first_groups_leaves_more_of_them_to_generate() -> None:
+    """So fewer actors come to the same pace: their batches are larger."""
+    slow = replace(ACTORS, least=8, most=8)
+    whole, pieces = (
+        split_by_rates(WORK, slow, Learner(12, 60.0, lag=lag), Preparers(), steps_ahead=1, cost_weight=0.5)
+        for lag in (None, 10.0)
+    )
+    assert pieces.batch > whole.batch
+    assert pieces.generation < whole.generation
+    assert lag_of_pieces(60.0, 56.0) == 11.0, "an eighth of the groups, and the update"

@@ -12,24 +12,35 @@ from rlhfless_operator.planner.groups.group_buffer import GroupName, TooStale
 from rlhfless_operator.planner.groups.staleness import staleness
 from rlhfless_operator.training.asynchronous.free_groups import FreeGroups, names_of
 from rlhfless_operator.training.data.cursor import DataCursor
-from rlhfless_operator.training.journal.async_journal import BegunRollout, TakenStep, chosen_groups
+from rlhfless_operator.training.journal.async_journal import (
+    BegunRollout,
+    TakenPiece,
+    TakenStep,
+    chosen_piece,
+    step_of_pieces,
+)
 
 
 class Job:
     """What is written down of a job, and the groups as its present driver has them."""
 
-    def __init__(self, size: int, most: int, rule: TooStale, *, steps: int, prompts: int, every: int = 3) -> None:
+    def __init__(
+        self, size: int, most: int, rule: TooStale, *, steps: int, prompts: int, every: int = 3, least: int = 0
+    ) -> None:
         self.size, self.most, self.rule, self.steps, self.every = size, most, rule, steps, every
         self.begun: list[BegunRollout] = []
         self.prepared: list[GroupName] = []
         self.taken: list[TakenStep] = []
+        self.pieces: list[TakenPiece] = []
+        """Of the step after those."""
         self.done = self.checkpoint = 0
         self.position: dict[str, Any] | None = None
         self.told = 0
         """Dropped groups, by the records of the steps that are done."""
         self.needs = {"rollout": 1, "batch": 1, "version": 0, "last": 10**6}
         self.cursor = DataCursor(prompts, 0, shuffle=True)
-        self.groups = FreeGroups(size, most, rule, 0)
+        self.least = least
+        self.groups = FreeGroups(size, most, rule, 0, least=least)
 
     def begin(self) -> bool:
         """The next rollout, if admission allows it."""
@@ -67,15 +78,19 @@ class Job:
         return True
 
     def take(self) -> bool:
-        """A step takes its groups, and is not learnt yet."""
+        """A step takes groups. It is not learnt yet."""
         step = self.done + 1
         if len(self.taken) == step or step > self.steps:
             return False
-        chosen = self.groups.choose(step)
-        if chosen is None:
+        chosen = self.groups.choose(step, sum(len(piece.groups) for piece in self.pieces))
+        if not chosen:
             return False
-        self.taken.append(chosen_groups(step, chosen, 1))
-        self.groups.take(self.taken[-1])
+        self.pieces.append(chosen_piece(chosen, 1))
+        self.groups.take(step, self.pieces[-1].groups)
+        if sum(len(piece.groups) for piece in self.pieces) == self.size:
+            self.taken.append(step_of_pieces(step, self.pieces, at_once=not self.least))
+            self.groups.remember(self.taken[-1])
+            self.pieces = []
         return True
 
     def learn(self, begins: int = 0) -> bool:
@@ -101,7 +116,7 @@ class Job:
 
     def restart(self) -> bool:
         """Another driver comes, which has what is written down."""
-        self.groups = FreeGroups(self.size, self.most, self.rule, self.done)
+        self.groups = FreeGroups(self.size, self.most, self.rule, self.done, least=self.least)
         if self.position is not None:
             self.groups.restore(self.position["groups"])
             self.cursor = self.cursor.restored(self.position["cursor"])
@@ -112,10 +127,11 @@ class Job:
             if name.rollout in self.groups.rollouts:
                 self._tell(name)
         for taken in self.taken[self.checkpoint :]:
-            if taken.step <= self.done:
-                self.groups.remember(taken)
-            else:
-                self.groups.take(taken)
+            self.groups.remember(taken)
+            if taken.step > self.done:
+                self.groups.take(taken.step, taken.groups)
+        for piece in self.pieces:
+            self.groups.take(len(self.taken) + 1, piece.groups)
         for number in self.groups.rollouts:
             if not any(name.rollout == number for name in self.under_way()):
                 self.groups.measured.add(number)
@@ -127,7 +143,9 @@ class Job:
             pass
         while len(self.under_way()) > late:
             self.prepare(-1)
-        return self.take() and self.learn()
+        while self.take():
+            pass
+        return self.learn()
 
     def finish(self) -> None:
         """Let everything happen that still can."""
@@ -153,13 +171,14 @@ EVENTS = st.lists(
 
 @pytest.mark.parametrize("rule", ["wait", "drop", "downweight"])
 @settings(deadline=None)
-@example(size=2, most=1, more=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), *[("go_on", 1)] * 2])
-@example(size=2, most=1, more=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), ("go_on", 1), ("restart", 0)])
-@given(size=st.integers(1, 4), most=st.integers(1, 3), more=st.integers(0, 5), events=EVENTS)
+@example(size=2, most=1, more=0, least=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), *[("go_on", 1)] * 2])
+@example(size=2, most=1, more=0, least=0, events=[*[("go_on", 1)] * 2, ("prepare", 0), ("go_on", 1), ("restart", 0)])
+@example(size=3, most=1, more=0, least=1, events=[*[("go_on", 1)] * 2, ("prepare", 0), ("take", 0), ("restart", 0)])
+@given(size=st.integers(1, 4), most=st.integers(1, 3), more=st.integers(0, 5), least=st.integers(0, 2), events=EVENTS)
 def test_whenever_a_driver_comes_no_group_is_lost_taken_twice_or_collected(
-    rule: TooStale, size: int, most: int, more: int, events: list[tuple[str, int]]
+    rule: TooStale, size: int, most: int, more: int, least: int, events: list[tuple[str, int]]
 ) -> None:
-    job = Job(size, most, rule, steps=8, prompts=size + more)
+    job = Job(size, most, rule, steps=8, prompts=size + more, least=least)
     for kind, place in events:
         if kind in ("prepare", "go_on", "learn"):
             getattr(job, kind)(place)
@@ -217,7 +236,6 @@ def test_the_oldest_token_of_a_group_counts() -> None:
     result = GroupResult(prompt=7, reward=1.0, spread=0.5, sampled=sampled)
     groups.prepared(1, PrepareResult(part="part", groups=[result], metrics={}))
     chosen = groups.choose(1)
-    assert chosen is not None
     assert [each.group.version for each in chosen] == [1]
 
 
@@ -231,9 +249,8 @@ def test_what_a_group_came_to_is_known_until_its_step_is_done_and_then_forgotten
     groups.prepared(1, PrepareResult(part="part", groups=[result], examples=[example, other], metrics={}))
     groups.measured.add(1)
     chosen = groups.choose(1)
-    assert chosen is not None
-    taken = chosen_groups(1, chosen, 1)
-    groups.take(taken)
+    taken = step_of_pieces(1, [chosen_piece(chosen, 1)], at_once=True)
+    groups.take(1, taken.groups)
     groups.finish(0)
     (found,) = groups.learnt(taken)
     assert (found.result.reward, found.examples) == (0.25, [example])
@@ -287,7 +304,9 @@ def test_what_is_needed_are_groups_that_are_left_steps_since_the_checkpoint_and_
     def take(step: int, *names: tuple[int, int]) -> None:
         parts = [{"prompt": prompt, "version": 0, "rollout": rollout} for rollout, prompt in names]
         batch = {"step": step, "parts": ["part"], "samples": [{"prompt": 0, "index": 0}]}
-        groups.take(TakenStep.model_validate({"step": step, "base": step - 1, "groups": parts, "batch": batch}))
+        taken = TakenStep.model_validate({"step": step, "base": step - 1, "groups": parts, "batch": batch})
+        groups.take(step, taken.groups)
+        groups.remember(taken)
 
     take(1, (1, 0), (2, 0))
     assert groups.needs(1, 1, last=4) == {"rollout": 1, "last": 4, "batch": 1, "version": 0}

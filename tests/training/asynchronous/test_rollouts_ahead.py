@@ -103,6 +103,7 @@ async def making(
         spec=SimpleNamespace(batch=SimpleNamespace(prompts_per_step=1, samples_per_prompt=1)),
         requests=SimpleNamespace(
             algorithm=SimpleNamespace(dynamic_sampling_rounds=None),
+            learns_in_pieces=False,
             weights=lambda published: published,
         ),
         prompts=Draws(steps),
@@ -122,7 +123,7 @@ async def making(
 
 async def learn(ahead: RolloutsAhead, step: int) -> list[int | None]:
     """Take a step and have it done; returns the rollouts of its groups."""
-    taken, _ = await asyncio.wait_for(ahead.take(step), 10)
+    taken, _ = await asyncio.wait_for(ahead.take(step, lambda: None), 10)
     assert ahead.report()[0] is not None, "the step's record has a plan"
     ahead._journal.status.step = step
     ahead._journal.status.weights = WeightsReference(version=step, uri="w")
@@ -217,7 +218,7 @@ async def test_a_driver_that_finds_all_groups_of_the_first_step_prepared_has_a_p
 
     async with making(tmp_path, monkeypatch, {1: plans_late, 2: plans_late}) as ahead:
         assert ahead.groups is not None
-        assert ahead.groups.buffer.is_full
+        assert ahead.groups.buffer.has_enough()
         assert await learn(ahead, 1) == [1]
 
 

@@ -1,15 +1,16 @@
 """The choice of the groups that an asynchronous step learns from: complete ones, the oldest weights first. Pure.
 
 Rollouts begin as many groups as admission allows. Groups become complete in any order, and each waits here until a step
-takes it. A step takes the number of groups that a step learns from, or it waits (`async.tooStale`).
+takes it. A step takes all of its groups at once, or in pieces as they come, or it waits (`async.tooStale`).
 
 A group whose oldest token is of version v may be learnt from up to step v + 1 + S, with S the greatest staleness that
-is allowed. This step is the group's *deadline*. With `wait` every group keeps its deadline: a step is taken only if the
-steps after it have room for all other groups before their deadlines. If the oldest complete groups do not satisfy that,
-no others do. Once all groups are complete they satisfy it, because admission never begins more groups than all steps up
-to the newest deadline have room for.
+is allowed. This step is the group's *deadline*. With `wait` every group keeps its deadline: groups are taken only if
+the rest of the step and the steps after it have room for all other groups before their deadlines. If the oldest
+complete groups do not satisfy that, no others do. Once all groups are complete they satisfy it, because admission never
+begins more groups than all steps up to the newest deadline have room for.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,6 +19,8 @@ from rlhfless_operator.planner.groups.staleness import staleness
 
 TooStale = Literal["wait", "drop", "downweight"]
 """Rule for a group that would become too stale; see `AsyncSpec.too_stale`."""
+PIECES = 8
+"""Most pieces of a step's groups. Smaller ones would leave some of a learner's GPUs idle for longer."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +53,11 @@ class ChosenGroup:
     """Factor of its advantages."""
 
 
+def piece_size(size: int) -> int:
+    """Return the fewest groups that a learner begins with, of a step that learns from `size` groups."""
+    return -(-size // PIECES)
+
+
 @dataclass
 class GroupBuffer:
     """The groups that were begun and that no step has taken.
@@ -59,12 +67,14 @@ class GroupBuffer:
         most: the greatest staleness that is allowed.
         rule: for a group that would exceed it.
         settled: number of groups that were taken before.
+        least: fewest groups that a step takes at a time; 0 if it takes all of them at once.
     """
 
     size: int
     most: int
     rule: TooStale = "wait"
     settled: int = 0
+    least: int = 0
     _under_way: dict[GroupName, int] = field(default_factory=dict)
     """Groups that are not complete, with the version that began their rollout. None of their tokens is older."""
     _ready: dict[GroupName, ReadyGroup] = field(default_factory=dict)
@@ -74,10 +84,9 @@ class GroupBuffer:
         """Number of groups that were begun and not dropped, including those that were taken."""
         return self.settled + len(self._under_way) + len(self._ready)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether enough groups for a step are complete."""
-        return len(self._ready) >= self.size
+    def has_enough(self, held: int = 0) -> bool:
+        """Return whether enough groups are complete for a step that has taken `held` groups."""
+        return len(self._ready) >= self._least(held)
 
     def admits(self, groups: int, done: int, ahead: int) -> bool:
         """Return whether `groups` more groups may begin with the newest weights.
@@ -139,19 +148,22 @@ class GroupBuffer:
         self._under_way.pop(name, None)
         self._ready.pop(name, None)
 
-    def choose(self, step: int) -> list[ChosenGroup] | None:
-        """Return the groups that a step learns from, in the order of learning; None while the step waits for more.
+    def choose(self, step: int, held: int = 0) -> list[ChosenGroup]:
+        """Return all groups that a step may take now, in the order of learning; none while it waits for more.
 
         The groups stay in the buffer until `taken` is called.
 
         Args:
-            step: its number: one more than the number of steps taken.
+            step: its number: one more than the number of steps that have all of their groups.
+            held: number of groups that it has taken.
         """
-        oldest = sorted(self._ready.values(), key=_oldest_first)[: self.size]
-        if len(oldest) < self.size:
-            return None
-        if self.rule == "wait" and not self._leaves_room(step, oldest):
-            return None
+        oldest = sorted(self._ready.values(), key=_oldest_first)[: self.size - held]
+        if self.rule == "wait":
+            # What leaves no room leaves none with another group either.
+            most = bisect_left(range(len(oldest)), 1, key=lambda i: not self._leaves_room(step, held, oldest[: i + 1]))
+            oldest = oldest[:most]
+        if len(oldest) < self._least(held):
+            return []
         return [ChosenGroup(group, self._factor(step, group)) for group in oldest]
 
     def drop(self, step: int) -> list[GroupName]:
@@ -167,13 +179,18 @@ class GroupBuffer:
             del self._ready[name]
         return stale
 
-    def _leaves_room(self, step: int, chosen: Iterable[ReadyGroup]) -> bool:
-        """Return whether the steps after this one have room for all other groups, each up to its deadline."""
+    def _least(self, held: int) -> int:
+        return min(self.least or self.size, self.size - held)
+
+    def _leaves_room(self, step: int, held: int, chosen: Sequence[ReadyGroup]) -> bool:
+        """Return whether the rest of this step and the steps after it have room for all other groups, each up to its
+        deadline."""
         names = {group.name for group in chosen}
+        left = self.size - held - len(chosen)
         versions = [version for name, version in self._under_way.items()]
         versions += [group.version for name, group in self._ready.items() if name not in names]
         deadlines = sorted(version + 1 + self.most for version in versions)
-        return all(count <= (deadline - step) * self.size for count, deadline in enumerate(deadlines, start=1))
+        return all(count <= (deadline - step) * self.size + left for count, deadline in enumerate(deadlines, start=1))
 
     def _factor(self, step: int, group: ReadyGroup) -> float:
         stale = staleness(step, group.version)

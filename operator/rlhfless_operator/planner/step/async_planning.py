@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlhfless_operator.planner.groups.group_buffer import PIECES
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.loads import SampleLoad
@@ -23,6 +24,18 @@ class Asynchrony:
     """Whether the contexts of its batch are then computed anew."""
     actors: int | None = None
     """Number of actors at the moment; None before the first plan."""
+    lag_seconds: float | None = None
+    """Time from a step's last groups until its weights are there; None if the learner begins with all groups."""
+
+
+def lag_of_pieces(learning: float, training: float) -> float:
+    """Return the seconds from a step's last groups until its weights are there, if its learner begins with the first.
+
+    Args:
+        learning: seconds of a step's learning.
+        training: those among them that it takes for its groups.
+    """
+    return learning - training * (1 - 1 / PIECES)
 
 
 def split_step(
@@ -59,7 +72,7 @@ def split_step(
             asynchrony.renewal_seconds,
             asynchrony.recomputes,
         ),
-        Learner(training.learning_instances, learning_seconds, training.learning_price),
+        Learner(training.learning_instances, learning_seconds, training.learning_price, asynchrony.lag_seconds),
         Preparers(work, least, most, training.preparation_price),
         steps_ahead=asynchrony.max_staleness,
         cost_weight=cost_weight,

@@ -7,8 +7,10 @@ average half a step's groups are complete and wait for the others. So in a perio
 
     G = B · (S + 1/2 − l / P)
 
-groups are generated at a time. Of a group, (sum of its lengths) / (its longest) samples are decoded on average. That
-makes n samples on A actors. A pass with n / A samples takes τ seconds, and a step has W tokens. So generation allows
+groups are generated at a time. If the learner begins with the first groups of a step, half a step's groups are learnt
+already on average, and l is only the lag: the time from the last groups to their weights. Of a group, (sum of its
+lengths) / (its longest) samples are decoded on average. That makes n samples on A actors. A pass with n / A samples
+takes τ seconds, and a step has W tokens. So generation allows
 
     P = W · τ(n / A) / n
 
@@ -111,6 +113,8 @@ class Learner:
     """Seconds of a step's learning until its weights are there; 0 if unknown."""
     price: float = 1.0
     """Price of an instance in instances that generate."""
+    lag: float | None = None
+    """Those from a step's last groups until its weights are there; None if the learner begins with all groups."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +189,10 @@ def _split(
     work: StepWork, actors: Actors, count: int, learner: Learner, preparers: Preparers, steps_ahead: int
 ) -> RateSplit:
     places = _places(work, actors, count, steps_ahead)
+    lag = learner.seconds if learner.lag is None else learner.lag
 
     def batch(period: float) -> float:
-        groups = work.groups * (steps_ahead + 0.5 - min(1.0, learner.seconds / period))
+        groups = work.groups * (steps_ahead + 0.5 - min(1.0, lag / period))
         return max(1 / count, min(float(places), groups * work.running / count))
 
     def least(period: float) -> float:

@@ -65,6 +65,8 @@ class Work:
     """(begin, end) of each rollout; it ends when all of its groups are prepared."""
     preparation: list[Use] = field(default_factory=list)
     learning: list[Use] = field(default_factory=list)
+    steps_learnt: list[Use] = field(default_factory=list)
+    """(begin, end) of each step's learning. The learner may wait for groups meanwhile, and can't be let go."""
     left: list[tuple[Group, int]] = field(default_factory=list)
     """Groups that were begun and that no finished step has learnt from, with the version that began them."""
     dropped: int = 0
@@ -109,6 +111,7 @@ class AsynchronousJob(ABC):
         history: times of rollouts and learning.
         batches: the groups of each rollout.
         total: number of steps of the job. No more groups begin than they learn from.
+        least: fewest groups that a step takes at a time; 0 if it takes all of them at once.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class AsynchronousJob(ABC):
         batches: Iterator[list[Group]],
         *,
         total: float = math.inf,
+        least: int = 0,
     ) -> None:
         self._total = total * size
         self._most_stale, self._seconds, self._observer, self._history = (
@@ -130,7 +134,7 @@ class AsynchronousJob(ABC):
             history,
         )
         self._drawn = itertools.chain.from_iterable(batches)
-        self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale)
+        self._buffer = GroupBuffer(size, system.max_staleness, system.too_stale, least=least)
         self._events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
         self._numbers = itertools.count()
         self._rollouts: dict[int, Rollout] = {}
@@ -148,6 +152,13 @@ class AsynchronousJob(ABC):
         """Rollout that each group belongs to."""
         self._learning = False
         self._taken = 0
+        """Number of steps that have all of their groups."""
+        self._held: list[tuple[Group, int]] = []
+        """Groups of the step after those."""
+        self._uses: list[Use] = []
+        """The learner's work for that step so far, or for a step that is learnt and not published."""
+        self._publishes_next = False
+        """Whether a step is learnt that will be published after the one before."""
         self._written = 0
         """The newest version that is written down."""
         self._publishing = False
@@ -178,12 +189,18 @@ class AsynchronousJob(ABC):
                 self._deal_chunks(now)
                 self._rollouts[number].preparing -= 1
                 self._prepared(self._rollouts[number], groups, now)
+            elif kind == "piece":
+                self._learning = False
             elif kind == "learnt":
                 self._learnt(now)
             elif kind == "published":
                 self._published(number, now)
         self._closes(now)
-        self._work.left = [*itertools.chain.from_iterable(self._batches.values()), *self._names.values()]
+        if self._uses:
+            self._work.learning += self._uses
+            self._work.steps_learnt.append((self._uses[0][0], now))
+        begun = itertools.chain.from_iterable(self._batches.values())
+        self._work.left = [*begun, *self._held, *self._names.values()]
         return self._work
 
     # --- generation ---
@@ -289,28 +306,37 @@ class AsynchronousJob(ABC):
         dropped = self._buffer.drop(step)
         self._dropped += dropped
         self._work.dropped += len(dropped)
-        chosen = self._buffer.choose(step) if self._buffer.is_full else None
-        if chosen is None:
+        held = len(self._held)
+        chosen = self._buffer.choose(step, held) if self._buffer.has_enough(held) else []
+        if not chosen:
             self._admit()
             return
         names = [each.group.name for each in chosen]
         self._buffer.taken(names)
-        self._taken = step
-        self._batches[step] = [self._names.pop(name) for name in names]
-        tokens = sum(group.tokens for group, _ in self._batches[step])
-        end = now + tokens * self._seconds.learning_token + self._seconds.update
+        groups = [self._names.pop(name) for name in names]
+        seconds = sum(group.tokens for group, _ in groups) * self._seconds.learning_token
+        self._held += groups
+        is_full = len(self._held) == self._buffer.size
+        if is_full:
+            self._taken, self._batches[step], self._held = step, self._held, []
+            seconds += self._seconds.update
         self._learning = True
-        self._work.learning.append((now, end))
-        self._announce(end, "learnt", step)
+        self._uses.append((now, now + seconds))
+        self._announce(now + seconds, "learnt" if is_full else "piece", step)
 
     def _learnt(self, now: float) -> None:
         """End a step's learning. Its version is published once the one before is; the learner goes on meanwhile."""
+        self._publishes_next = self._publishing
         if self._publishing:
             # The learner goes on when the version before is published.
             return
         step = self._written + 1
-        begin, end = self._work.learning[-1]
-        self._history.add("learning", end - begin + self._seconds.publishing)
+        seconds = math.fsum(end - begin for begin, end in self._uses)
+        self._history.add("learning/train", seconds - self._seconds.update)
+        self._history.add("learning", seconds + self._seconds.publishing)
+        self._work.learning += self._uses
+        self._work.steps_learnt.append((self._uses[0][0], self._uses[-1][1]))
+        self._uses = []
         self._learning = False
         if not self._seconds.publishing:
             self._published(step, now)
@@ -326,8 +352,7 @@ class AsynchronousJob(ABC):
         self._work.steps.append(Step(now, groups, versions))
         self._version_is_there(now)
         self._admit()
-        if self._learning and self._work.learning[-1][1] <= now:
-            # The next step was learnt already.
+        if self._publishes_next:
             self._learnt(now)
 
     def _announce(self, at: float, kind: str, number: int, groups: tuple[int, ...] = ()) -> int:

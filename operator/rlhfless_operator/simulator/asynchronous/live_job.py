@@ -54,6 +54,7 @@ class LiveJob(AsynchronousJob):
         profile: of an instance.
         sequences: most sequences that an instance decodes at a time.
         swaps: costs of new weights.
+        least: see `AsynchronousJob`.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class LiveJob(AsynchronousJob):
         profile: InstanceProfile,
         sequences: int,
         swaps: Swaps,
+        least: int = 0,
     ) -> None:
-        super().__init__(system, size, seconds, plans, history, batches)
+        super().__init__(system, size, seconds, plans, history, batches, least=least)
         self._switches = system.new_weights == "switch"
         self._plans = plans
         self._profile, self._sequences, self._swaps = profile, sequences, swaps

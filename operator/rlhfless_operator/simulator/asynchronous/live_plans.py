@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.step.async_planning import Asynchrony
+from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import (
     ExpectedGroup,
@@ -43,15 +43,24 @@ class LivePlans:
         split: its instances are the most of a plan.
         history: times of learning.
         swap_seconds: seconds for which an actor stands still for newer weights.
+        in_pieces: whether the learner begins with the first groups of a step.
     """
 
     def __init__(
-        self, scenario: Scenario, system: Rollouts, split: Split, history: History, swap_seconds: float = 0.0
+        self,
+        scenario: Scenario,
+        system: Rollouts,
+        split: Split,
+        history: History,
+        swap_seconds: float = 0.0,
+        *,
+        in_pieces: bool = False,
     ) -> None:
         longest = scenario.lengths.longest
         self._scenario, self._system, self._split, self._history = scenario, system, split, history
         self._profile = scenario.profile()
         self._swap_seconds = swap_seconds
+        self._in_pieces = in_pieces
         self._actors: int | None = None
         """Number of actors of the plan before."""
         self._predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
@@ -90,9 +99,14 @@ class LivePlans:
                 self._swap_seconds,
                 self._system.new_weights == "switch" and self._system.recomputes,
                 self._actors,
+                self._lag(),
             ),
         )
         return split_samples(samples, setting)
+
+    def _lag(self) -> float | None:
+        learning, training = self._history.mean("learning"), self._history.mean("learning/train")
+        return lag_of_pieces(learning, training) if self._in_pieces else None
 
     def _training(self) -> Training:
         profile, split = self._profile, self._split

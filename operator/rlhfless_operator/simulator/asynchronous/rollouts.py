@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from rlhfless_operator.planner.groups.group_buffer import piece_size
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.bounds import least_held
@@ -33,7 +34,9 @@ def run_rollouts(
         publishing=scenario.store_seconds(split.learner_gpus),
         prepares=split.preparers > 0,
     )
-    plans = LivePlans(scenario, system, split, history, swap_seconds(scenario))
+    # A critic of the learner's values whole batches.
+    in_pieces = scenario.algorithm != "ppo"
+    plans = LivePlans(scenario, system, split, history, swap_seconds(scenario), in_pieces=in_pieces)
     job = LiveJob(
         system,
         scenario.prompts_per_step,
@@ -44,6 +47,7 @@ def run_rollouts(
         profile=profile,
         sequences=split.sequences,
         swaps=Swaps(profile.weight_load_seconds, swap_seconds(scenario), system.recomputes),
+        least=piece_size(scenario.prompts_per_step) if in_pieces else 0,
     )
     work = job.until(steps)
     return _outcome(scenario, split, profile, work)
@@ -87,7 +91,7 @@ def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: W
         generation_busy=busy(work.decoding) * gpus,
         generation_held=held(work.generation, profile.startup_seconds) * gpus,
         learner_busy=busy(work.learning) * learner,
-        learner_held=held(work.learning, scenario.trainer_start_seconds) * learner,
+        learner_held=held(work.steps_learnt, scenario.trainer_start_seconds) * learner,
         preparer_held=held(work.preparation, profile.startup_seconds) * gpus,
         left=tuple(work.left),
         dropped=work.dropped,

@@ -1,13 +1,13 @@
 """The groups of an asynchronous job that any later step may take: begun, prepared, taken or dropped. No I/O."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhfless_functions.api import ExampleSample, GroupResult, PrepareResult
 from rlhfless_operator.planner.groups.group_buffer import ChosenGroup, GroupBuffer, GroupName, ReadyGroup, TooStale
-from rlhfless_operator.training.journal.async_journal import BegunRollout, TakenStep
+from rlhfless_operator.training.journal.async_journal import BegunRollout, TakenGroup, TakenStep
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,13 @@ class FreeGroups:
         most: the greatest staleness that is allowed.
         rule: the action when a group would exceed it.
         done: steps that are done.
+        least: fewest groups that a step takes at a time; 0 if it takes all of them at once.
     """
 
-    def __init__(self, size: int, most: int, rule: TooStale, done: int) -> None:
-        self.buffer = GroupBuffer(size, most, rule, settled=done * size)
+    def __init__(self, size: int, most: int, rule: TooStale, done: int, *, least: int = 0) -> None:
+        self.buffer = GroupBuffer(size, most, rule, settled=done * size, least=least)
+        self.in_pieces = least > 0
+        """Whether a step takes its groups piece by piece."""
         self.changed = asyncio.Event()
         """Set when a group is prepared."""
         self.rollouts: dict[int, BegunRollout] = {}
@@ -73,20 +76,19 @@ class FreeGroups:
             self.buffer.complete(ReadyGroup(name, version, chunk.part))
         self.changed.set()
 
-    def choose(self, step: int) -> list[ChosenGroup] | None:
-        """Return the groups of a step; None while it has to wait."""
+    def choose(self, step: int, held: int = 0) -> list[ChosenGroup]:
+        """Return the groups of a step that has taken `held` already; none while it has to wait."""
         self.drop(step)
-        return self.buffer.choose(step)
+        return self.buffer.choose(step, held)
 
-    def take(self, taken: TakenStep) -> None:
-        """Note that a step takes its groups, and that this is written down."""
-        names = names_of(taken)
+    def take(self, step: int, groups: Iterable[TakenGroup]) -> None:
+        """Note that a step takes groups, and that this is written down."""
+        names = [_name(step, group) for group in groups]
         self.buffer.taken(names)
-        self._taken.update(dict.fromkeys(names, taken.step))
-        self.remember(taken)
+        self._taken.update(dict.fromkeys(names, step))
 
     def remember(self, taken: TakenStep) -> None:
-        """Keep the groups of a step that a learner may take again."""
+        """Keep the groups of a step that a learner may take again, once all of them are taken."""
         self._oldest_of[taken.step] = min(name.rollout for name in names_of(taken))
 
     def learnt(self, taken: TakenStep) -> list[PreparedGroup]:
@@ -194,4 +196,8 @@ class FreeGroups:
 
 def names_of(taken: TakenStep) -> list[GroupName]:
     """Return the groups that a step has taken."""
-    return [GroupName(group.rollout or taken.step, group.prompt) for group in taken.groups]
+    return [_name(taken.step, group) for group in taken.groups]
+
+
+def _name(step: int, group: TakenGroup) -> GroupName:
+    return GroupName(group.rollout or step, group.prompt)

@@ -10,17 +10,17 @@ are published, and before the next step is.
 
 import asyncio
 import time
-from asyncio import to_thread
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from rlhfless_functions.api import LearnResult
+from rlhfless_functions.api import BatchReference, LearnResult
 from rlhfless_operator.job.asynchrony import AsyncSpec
 from rlhfless_operator.records.journal import StepBatch
 from rlhfless_operator.training.asynchronous.free_groups import FreeGroups
 from rlhfless_operator.training.asynchronous.rollouts_ahead import RolloutsAhead
-from rlhfless_operator.training.journal.async_journal import AsyncJournal, TakenStep, whole_rollout
+from rlhfless_operator.training.asynchronous.step_choice import ChosenStep, StepChoice
+from rlhfless_operator.training.journal.async_journal import AsyncJournal, TakenStep
 from rlhfless_operator.training.journal.samples import kept_examples
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
@@ -52,17 +52,6 @@ async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, sett
 
 
 @dataclass(frozen=True)
-class _Rollout:
-    """The groups that a step learns from."""
-
-    taken: TakenStep
-    whole: StepBatch | None
-    """The step's own rollout, if groups keep to their step."""
-    held_up: bool
-    """Whether the step had to wait for a group that would have become too stale."""
-
-
-@dataclass(frozen=True)
 class _UnpublishedStep:
     """A step that is learnt, and whose weights may not be published yet."""
 
@@ -87,14 +76,14 @@ class LearnedSteps:
         self._journal = journal
         self._ahead = ahead
         self._files = files
-        self._choosing: asyncio.Task[_Rollout] | None = None
-        """Task that chooses the next step's groups."""
+        self._choice: StepChoice | None = None
+        """Choice of the newest step's groups."""
         self._unpublished: _UnpublishedStep | None = None
         """The step before, if it is not written down."""
 
     async def take(self, step: int) -> None:
         """Update the policy once, when the step's groups are there. Return once the step is written down, or once it is
-        learnt and the next step's groups are there.
+        learnt and the next step can begin.
 
         Raises:
             StageFailedError: generation, preparation or learning can't be done.
@@ -107,28 +96,26 @@ class LearnedSteps:
         before, self._unpublished = self._unpublished, None
         began = time.monotonic() if before is None else before.learned_at
         journal.enter("generation")
-        rollout = await self._chosen(step)
+        choice = await self._begun(step)
         waited = time.monotonic() - began
-        taken = rollout.taken
-        # Another driver may have been first, and a learner may have learnt from what it wrote.
-        journal.learns_from(taken.batch)
         journal.enter("learning")
         earlier = before.learned if before is not None else None
         async with Learning(run, journal, step, before=earlier, beside=self._may_publish_beside(step)) as learning:
-            await self._learn(learning, rollout, before)
+            chosen = await self._learn(learning, choice, before)
+            taken = chosen.taken
             if ahead.groups is not None:
-                batch = step_of_groups(run, ahead, ahead.groups, taken, held_up=rollout.held_up)
+                batch = step_of_groups(run, ahead, ahead.groups, taken, held_up=chosen.held_up)
             else:
-                assert rollout.whole is not None
-                batch = rollout.whole
+                assert chosen.whole is not None
+                batch = chosen.whole
             metrics = {**batch.metrics, "generation/staleness": taken.staleness}
             # Only the time that the learner waited held the step up.
             changes = {"batch": taken.batch, "metrics": metrics, "seconds": {"generation": waited}}
             batch = batch.model_copy(update=changes)
             if learning.is_publishing:
                 learned_at = time.monotonic()
-                self._choosing = asyncio.create_task(self._choose(step + 1))
-                if await learning.goes_on_until(self._choosing):
+                self._choice = StepChoice(ahead, self._files, step + 1)
+                if await learning.goes_on_until(self._choice.first):
                     self._unpublished = _UnpublishedStep(batch, await learning.let_go(), learned_at)
                     return
             learned = await learning.result()
@@ -138,9 +125,8 @@ class LearnedSteps:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._choosing is not None:
-            self._choosing.cancel()
-            await asyncio.gather(self._choosing, return_exceptions=True)
+        if self._choice is not None:
+            await self._choice.end()
 
     def _may_publish_beside(self, step: int) -> bool:
         """Return whether the next step may begin before this one's weights are published."""
@@ -149,32 +135,28 @@ class LearnedSteps:
         # Groups that keep to their step may need the weights of this one.
         return self._ahead.groups is not None and not due
 
-    async def _chosen(self, step: int) -> _Rollout:
-        choosing, self._choosing = self._choosing, None
-        if choosing is not None:
-            await asyncio.wait([choosing])
-            if choosing.exception() is None:
-                return choosing.result()
+    async def _begun(self, step: int) -> StepChoice:
+        """Return the choice of a step's groups, once a learner can begin."""
+        choice = self._choice
+        if choice is not None and choice.step == step:
+            await asyncio.wait([choice.first])
+            if choice.first.exception() is None:
+                return choice
         # What failed before the step before was written down may succeed now.
-        return await self._choose(step)
+        self._choice = choice = StepChoice(self._ahead, self._files, step)
+        await asyncio.wait([choice.first])
+        choice.first.result()
+        return choice
 
-    async def _choose(self, step: int) -> _Rollout:
-        """Return the groups that a step learns from, once they are there and written down."""
-        if self._ahead.groups is None:
-            begun, batch = await self._ahead.rollout(step)
-            taken = await to_thread(self._files.take, whole_rollout(begun, batch.batch, batch.versions))
-            return _Rollout(taken, batch, held_up=False)
-        taken, held_up = await self._ahead.take(step)
-        return _Rollout(taken, None, held_up)
-
-    async def _learn(self, learning: Learning, rollout: _Rollout, before: _UnpublishedStep | None) -> None:
-        """Begin a step, and wait until it is learnt. Write the step before down as soon as it is published."""
+    async def _learn(self, learning: Learning, choice: StepChoice, before: _UnpublishedStep | None) -> ChosenStep:
+        """Begin a step, and wait until it is learnt. Write the step before down as soon as it is published. Return the
+        step's groups."""
         writing = asyncio.create_task(self._write_earlier(learning, before)) if before is not None else None
         try:
-            await learning.begin(rollout.taken.batch)
-            if rollout.whole is not None:
-                self._run.cost_model.measured(rollout.whole.lengths, self._run.prompts.tokens("training"))
-                self._run.draft_history.generated(rollout.taken.step, rollout.whole.lengths)
+            chosen = await self._begin(learning, choice, writing)
+            if chosen.whole is not None:
+                self._run.cost_model.measured(chosen.whole.lengths, self._run.prompts.tokens("training"))
+                self._run.draft_history.generated(chosen.taken.step, chosen.whole.lengths)
             await learning.learnt()
         except Exception:
             # The step fails, but the one before may be published.
@@ -184,10 +166,30 @@ class LearnedSteps:
         else:
             if writing is not None:
                 await writing
+            return chosen
         finally:
             if writing is not None:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
+
+    async def _begin(self, learning: Learning, choice: StepChoice, writing: asyncio.Task[None] | None) -> ChosenStep:
+        """Have the learner begin, and return the step's groups once all of them are written down."""
+        follows = not choice.all.done()
+        if follows:
+            size = self._run.spec.batch.prompts_per_step * self._run.spec.batch.samples_per_prompt
+            await learning.begin(BatchReference(step=choice.step, parts=[], samples=[], count=size))
+            await _all_chosen(choice, learning)
+            if choice.all.exception() is not None and writing is not None:
+                # Once the step before is written down, more rollouts may fit the budget.
+                await writing
+                self._choice = choice = StepChoice(self._ahead, self._files, choice.step)
+                await _all_chosen(choice, learning)
+        chosen = choice.all.result()
+        # Another driver may have been first, and a learner may have learnt from what it wrote.
+        self._journal.learns_from(chosen.taken.batch)
+        if not follows:
+            await learning.begin(chosen.taken.batch)
+        return chosen
 
     async def _write_earlier(self, learning: Learning, before: _UnpublishedStep) -> None:
         metrics = await learning.before_is_published()
@@ -201,6 +203,22 @@ class LearnedSteps:
         evaluation = await evaluate(self._run, self._journal, step, learned.weights)
         await self._journal.commit(step, batch, learned, evaluation, partial(_position, self._run, self._ahead, batch))
         self._ahead.advance()
+
+
+async def _all_chosen(choice: StepChoice, learning: Learning) -> None:
+    """Wait until all groups of a step are chosen, or can't be.
+
+    Raises:
+        StageFailedError: the learner that follows can't take the step.
+    """
+    learnt = asyncio.create_task(learning.learnt())
+    try:
+        await asyncio.wait([choice.all, learnt], return_when=asyncio.FIRST_COMPLETED)
+        if learnt.done():
+            learnt.result()
+        await asyncio.wait([choice.all])
+    finally:
+        learnt.cancel()
 
 
 def step_of_groups(

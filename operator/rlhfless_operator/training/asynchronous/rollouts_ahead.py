@@ -6,33 +6,33 @@ With dynamic sampling a step learns from the groups of its own rollout.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
 from rlhfless_operator.job.asynchrony import AsyncSpec
+from rlhfless_operator.planner.groups.group_buffer import ChosenGroup, piece_size
 from rlhfless_operator.planner.groups.staleness import last_step_begun, steps_ahead
 from rlhfless_operator.records.journal import PlanRecord, StepBatch
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
+from rlhfless_operator.training.asynchronous.earlier_drivers import Unfinished, restore_groups
 from rlhfless_operator.training.asynchronous.free_groups import FreeGroups
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.journal.async_journal import (
     AsyncJournal,
     BegunRollout,
     TakenStep,
-    begun_rollouts,
-    chosen_groups,
-    taken_steps,
+    chosen_piece,
+    step_of_pieces,
 )
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
+from rlhfless_operator.training.journal.lease import LeaseLostError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
 from rlhfless_operator.training.stages.live_generation import open_live_actors
-from rlhfless_operator.training.stages.preparation import results_before
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.stages.rollout_record import (
     plan_record,
@@ -72,8 +72,8 @@ class RolloutsAhead:
         None."""
         self._last = journal.status.step
         """The last rollout that may begin."""
-        self._taken: dict[int, TakenStep] = {}
-        """Steps for which an earlier driver has taken groups, and which it has not finished."""
+        self._unfinished = Unfinished()
+        """Steps that have groups already."""
         self._unreported: list[StepBatch] = []
         """Rollouts that are complete since the last step."""
         self._plan: PlanRecord | None = None
@@ -84,7 +84,8 @@ class RolloutsAhead:
         """The actors of all rollouts."""
         size, done = run.spec.batch.prompts_per_step, journal.status.step
         free = not run.requests.algorithm.dynamic_sampling_rounds
-        self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done) if free else None
+        least = piece_size(size) if run.requests.learns_in_pieces else 0
+        self.groups = FreeGroups(size, settings.max_staleness, settings.too_stale, done, least=least) if free else None
         """Groups that any later step may take; None if groups keep to their step."""
 
     async def rollout(self, step: int) -> _Made:
@@ -102,31 +103,58 @@ class RolloutsAhead:
         finally:
             del self._rollouts[step]
 
-    async def take(self, step: int) -> tuple[TakenStep, bool]:
-        """Wait for the groups of a step, and write them down.
+    async def take(self, step: int, on_piece: Callable[[], None]) -> tuple[TakenStep, bool]:
+        """Choose the groups of a step, and write them down.
 
         Return them, and whether the step had to wait for a group that would have become too stale. Ask for each step
         once, in order; again only after an error. The step before need not be written down.
+
+        Args:
+            on_piece: called when a learner may begin with a piece of the step that is written down.
 
         Raises:
             StageFailedError: generation or preparation can't be done.
             UnscorableError: too few of the samples have a reward.
             BudgetExhaustedError: the step would take the job past its budget.
+            LeaseLostError: another driver has chosen other groups.
         """
-        groups = self.groups
+        groups, earlier = self.groups, self._unfinished
         assert groups is not None
         # The step's record includes a plan.
         await self._until_planned()
-        if step in self._taken:
-            return self._taken.pop(step), False
+        if step in earlier.taken:
+            return earlier.taken.pop(step), False
+        pieces, waited = earlier.pieces.setdefault(step, []), False
+        while (held := sum(len(piece.groups) for piece in pieces)) < groups.buffer.size:
+            if pieces:
+                on_piece()
+            chosen, held_up = await self._choose(groups, step, held)
+            waited = waited or held_up
+            piece = chosen_piece(chosen, self._run.spec.batch.samples_per_prompt)
+            if groups.in_pieces:
+                piece = await asyncio.to_thread(self._files.add, step, len(pieces), piece)
+                groups.take(step, piece.groups)
+            pieces.append(piece)
+        whole = step_of_pieces(step, pieces, at_once=not groups.in_pieces)
+        taken = await asyncio.to_thread(self._files.take, whole)
+        if groups.in_pieces and taken.groups != whole.groups:
+            # A learner may follow the pieces.
+            raise LeaseLostError(f"another driver has chosen the groups of step {step}")
+        groups.take(step, taken.groups)
+        groups.remember(taken)
+        earlier.pieces.pop(step)
+        return taken, waited
+
+    async def _choose(self, groups: FreeGroups, step: int, held: int) -> tuple[list[ChosenGroup], bool]:
+        """Wait for groups of a step that has taken `held` already. Return them, and whether one would have become too
+        stale without waiting."""
         waited = False
         while True:
             self._raise_unscorable()
             groups.changed.clear()
-            chosen = groups.choose(step)
-            if chosen is not None:
-                break
-            waited = waited or groups.buffer.is_full
+            if chosen := groups.choose(step, held):
+                return chosen, waited
+            waited = waited or groups.buffer.has_enough(held)
             # Dropped groups make room for others.
             self._begin_more()
             running = [rollout for rollout in self._rollouts.values() if not rollout.done()]
@@ -135,10 +163,6 @@ class RolloutsAhead:
                 # Once the step before is written down, more may begin.
                 assert self._journal.status.step < step - 1, "a step waits for groups, and no rollout is under way"
             await _until(groups.changed, running)
-        taken = chosen_groups(step, chosen, self._run.spec.batch.samples_per_prompt)
-        taken = await asyncio.to_thread(self._files.take, taken)
-        groups.take(taken)
-        return taken, waited
 
     def advance(self) -> None:
         """Begin more rollouts, as far as staleness and the budget allow. Call it when a step is done, and before the
@@ -196,25 +220,11 @@ class RolloutsAhead:
 
     async def _restore(self, groups: FreeGroups) -> None:
         """Restore the groups that earlier drivers have written down."""
-        folder, prompts, done = self._run.folder, self._run.prompts, self._journal.status.step
-        position = await asyncio.to_thread(artifacts.read_json, folder.progress(done)) if done else {}
-        if position:
-            groups.restore(position["groups"])
-            self._plan = PlanRecord.model_validate(position["plan"])
-        for begun in await asyncio.to_thread(begun_rollouts, folder, groups.last + 1):
-            prompts.go_to(begun.cursor)
-            groups.begin(begun)
-        self._cursor = prompts.cursor.state()
-        self._last = groups.last
-        for number in groups.rollouts:
-            for chunk in await asyncio.to_thread(results_before, folder.batches(number, "training")):
-                groups.prepared(number, chunk)
-        for taken in await asyncio.to_thread(taken_steps, folder, self._journal.kept_batches_from):
-            if taken.step <= done:
-                groups.remember(taken)
-            else:
-                groups.take(taken)
-                self._taken[taken.step] = taken
+        run, journal = self._run, self._journal
+        written = groups, run.folder, run.prompts, journal.status.step, journal.kept_batches_from
+        self._unfinished = await asyncio.to_thread(restore_groups, *written)
+        self._plan, self._last = self._unfinished.plan, groups.last
+        self._cursor = run.prompts.cursor.state()
 
     def _begin_task(self, number: int) -> None:
         earlier = self._rollouts.get(number - 1)

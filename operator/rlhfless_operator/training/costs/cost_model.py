@@ -151,11 +151,13 @@ class CostModel:
         groups = [ExpectedGroup(each, prompt_tokens[each], samples_per_prompt, estimates[each]) for each in prompts]
         samples = ExpectedSamples.of(with_given(groups, self.history), longest)
         limits = limits_of(spec, self._actors, self.room)
+        # An evaluation is not generated ahead.
+        ahead = asynchrony_of(spec, self.history, self._split_actors, follows=follows) if known else None
+        # Stages that work at the same time follow each other in any case.
+        follows = follows and ahead is None
         training = training_of(
             *(spec, self.history, learners), follows=follows, learning_instances=learning_instances, holding=holding
         )
-        # An evaluation is not generated ahead.
-        ahead = asynchrony_of(spec, self.history, self._split_actors) if known else None
         setting = setting_of(spec, limits, self.latency, training, self.history, contention, ahead)
         planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
         if planned.split is not None:

@@ -11,7 +11,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile, Latency
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
-from rlhfless_operator.planner.step.async_planning import Asynchrony
+from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import ExpectedGroup, PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
@@ -117,18 +117,22 @@ def training_of(
     )
 
 
-def asynchrony_of(spec: RLHFJobSpec, history: History, actors: int | None) -> Asynchrony | None:
+def asynchrony_of(
+    spec: RLHFJobSpec, history: History, actors: int | None, *, follows: bool = False
+) -> Asynchrony | None:
     """Return how a job generates ahead of its learner; None if it does not.
 
     Args:
         actors: number of actors of the plan before.
+        follows: whether learning may begin before the batch is complete.
     """
     ahead = spec.asynchronous
     if ahead is None:
         return None
     recomputes = ahead.new_weights == "switch" and ahead.kv_cache == "recompute"
     pause = history.mean(SWITCH, history.mean(WEIGHTS))
-    return Asynchrony(ahead.max_staleness, pause, recomputes, actors)
+    lag = lag_of_pieces(history.mean("learning"), history.mean("learning/train")) if follows else None
+    return Asynchrony(ahead.max_staleness, pause, recomputes, actors, lag)
 
 
 def setting_of(

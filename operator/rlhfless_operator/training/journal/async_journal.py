@@ -1,7 +1,8 @@
 """The record of an asynchronous job's steps: the weights that sample their groups, and the batches that they learnt
 from.
 
-Both are files that are created exclusively, before they are used. So a later driver samples the rest of a step with the
+Both are files that are created exclusively, before they are used. So are the pieces of a step whose groups are learnt
+from as they come. So a later driver samples the rest of a step with the
 weights that sampled its beginning, or newer ones with `newWeights: switch`. It learns from exactly what has been learnt
 from already. The files stay: `rlhfless replay` takes a run's steps again from them.
 """
@@ -12,7 +13,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import BatchReference, SampleTask, WeightsReference
+from rlhfless_functions.api import (
+    BatchReference,
+    JournalledPiece,
+    Piece,
+    SampleTask,
+    WeightsReference,
+    piece_uri,
+)
 from rlhfless_operator.planner.groups.group_buffer import ChosenGroup, GroupName
 from rlhfless_operator.planner.groups.staleness import staleness
 from rlhfless_operator.records.folder import JobFolder
@@ -50,6 +58,13 @@ class TakenGroup(BaseModel):
     """Factor of its advantages."""
 
 
+class TakenPiece(JournalledPiece):
+    """Groups of a step that it learns from before it has all of them; a learner reads the samples alone."""
+
+    groups: list[TakenGroup]
+    """Groups in the order of learning."""
+
+
 class TakenStep(BaseModel):
     """The groups that a step learns from."""
 
@@ -70,7 +85,7 @@ class TakenStep(BaseModel):
         return sum(staleness(self.step, group.version) for group in self.groups) / len(self.groups)
 
 
-_Entry = TypeVar("_Entry", BegunRollout, TakenStep)
+_Entry = TypeVar("_Entry", BegunRollout, TakenPiece, TakenStep)
 
 
 class AsyncJournal:
@@ -99,6 +114,15 @@ class AsyncJournal:
         """
         return self._create(self._folder.taken(taken.step), taken)
 
+    def add(self, step: int, number: int, piece: TakenPiece) -> TakenPiece:
+        """Write a step's next piece down, of which a learner may learn from then on. Return what an earlier driver has
+        written, if one has.
+
+        Raises:
+            ArtifactError: the store does not answer.
+        """
+        return self._create(piece_uri(self._folder.pieces(step), number), piece)
+
     def _create(self, uri: str, entry: _Entry) -> _Entry:
         if artifacts.create_json(uri, entry.model_dump(mode="json")):
             return entry
@@ -119,28 +143,47 @@ def whole_rollout(begun: BegunRollout, batch: BatchReference, versions: Mapping[
     return TakenStep(step=batch.step, base=batch.step - 1, groups=groups, batch=batch)
 
 
-def chosen_groups(step: int, chosen: Sequence[ChosenGroup], samples_per_prompt: int) -> TakenStep:
-    """Return a step that learns from groups of any rollouts, in this order."""
-    groups = [
-        TakenGroup(
-            prompt=each.group.name.prompt,
-            version=each.group.version,
-            rollout=each.group.name.rollout,
-            factor=each.factor,
-        )
-        for each in chosen
-    ]
+def chosen_piece(chosen: Sequence[ChosenGroup], samples_per_prompt: int) -> TakenPiece:
+    """Return groups of any rollouts as a piece of a step, in this order."""
     parts = sorted({each.group.part for each in chosen})
     numbers = {part: number for number, part in enumerate(parts)}
     each_sample = [(each, index) for each in chosen for index in range(samples_per_prompt)]
     stale = any(each.factor != 1 for each in chosen)
+    return TakenPiece(
+        samples=[SampleTask(prompt=each.group.name.prompt, index=index) for each, index in each_sample],
+        parts=parts,
+        part_of=[numbers[each.group.part] for each, _ in each_sample],
+        factors=[each.factor for each, _ in each_sample] if stale else [],
+        groups=[
+            TakenGroup(
+                prompt=each.group.name.prompt,
+                version=each.group.version,
+                rollout=each.group.name.rollout,
+                factor=each.factor,
+            )
+            for each in chosen
+        ],
+    )
+
+
+def step_of_pieces(step: int, pieces: Sequence[TakenPiece], *, at_once: bool = False) -> TakenStep:
+    """Return a step that learns from the groups of its pieces, in their order.
+
+    Args:
+        at_once: whether it learns from them as a whole.
+    """
+    parts = list(dict.fromkeys(part for piece in pieces for part in piece.parts))
+    numbers = {part: number for number, part in enumerate(parts)}
+    stale = any(piece.factors for piece in pieces)
     batch = BatchReference(
         step=step,
         parts=parts,
-        samples=[SampleTask(prompt=each.group.name.prompt, index=index) for each, index in each_sample],
-        part_of=[numbers[each.group.part] for each, _ in each_sample],
-        factors=[each.factor for each, _ in each_sample] if stale else [],
+        samples=[sample for piece in pieces for sample in piece.samples],
+        pieces=[] if at_once else [Piece(samples=len(piece.samples), parts=piece.parts) for piece in pieces],
+        part_of=[numbers[piece.parts[part]] for piece in pieces for part in piece.part_of],
+        factors=[factor for piece in pieces for factor in piece.factors or [1.0] * len(piece.samples)] if stale else [],
     )
+    groups = [group for piece in pieces for group in piece.groups]
     return TakenStep(step=step, base=step - 1, groups=groups, batch=batch)
 
 
@@ -165,6 +208,18 @@ def taken_steps(folder: JobFolder, first: int) -> list[TakenStep]:
     found: list[TakenStep] = []
     while (taken := read_taken(folder, first + len(found))) is not None:
         found.append(taken)
+    return found
+
+
+def taken_pieces(folder: JobFolder, step: int) -> list[TakenPiece]:
+    """Return the pieces of a step that drivers have written down.
+
+    Raises:
+        ArtifactError: the store does not answer, or a file is damaged.
+    """
+    found: list[TakenPiece] = []
+    while artifacts.exists(uri := piece_uri(folder.pieces(step), len(found))):
+        found.append(TakenPiece.model_validate(artifacts.read_json(uri)))
     return found
 
 

@@ -37,7 +37,11 @@ def record_of(
     """
     stages = dict(batch.seconds) if batch else {}
     if learned:
-        stages["learning"] = learned.metrics.get("learning/beyond_preparation", learned.metrics.get("seconds", 0.0))
+        waited = learned.metrics.get("seconds/wait", 0.0)
+        beyond = learned.metrics.get("learning/beyond_preparation")
+        stages["learning"] = learned.metrics.get("seconds", 0.0) - waited if beyond is None else beyond
+        if beyond is None and waited:
+            stages["generation"] = stages.get("generation", 0.0) + waited
     stages["overhead"] = max(0.0, seconds - sum(stages.values()))
     metrics = {**(batch.metrics if batch else {}), **(learned.metrics if learned else {})}
     bound = metrics.get("planning/lower_bound_instance_seconds")

@@ -96,13 +96,16 @@ class Learning:
         return self._arrivals is not None or self.taking_up.consider(left)
 
     async def begin(self, batch: BatchReference) -> None:
-        """Begin with the whole batch, unless a learner follows it already. Return once the learner is at work.
+        """Begin with a batch, unless a learner follows it already. Return once the learner is at work.
+
+        Args:
+            batch: the whole one; or its number of samples, to follow its pieces while its groups are still chosen.
 
         Raises:
             StageFailedError: the step can't be taken, for example because its loss is not finite.
         """
         self._run.progress.stage("learning", step=self._step)
-        following = None
+        following = self._run.folder.pieces(self._step) if batch.count else None
         if self._asked:
             self._prepared_at = time.monotonic()
             if not self._run.capacity.sleeps or self._listener.works:
@@ -344,15 +347,15 @@ class Learning:
         self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None, waits: bool
     ) -> list[LearnRequest]:
         """Return the request for each of so many learning instances."""
-        run, journal, prompts = self._run, self._journal, self._run.prompts
+        run, journal, total = self._run, self._journal, self._run.prompts.total_steps
         return [
             run.requests.learn(
                 journal.status,
                 batch,
                 replay,
                 journal.settings,
-                prompts.planned_steps,
-                checkpoint_due=checkpoint_due(run.spec, batch.step, prompts.total_steps),
+                run.prompts.planned_steps,
+                checkpoint_due=checkpoint_due(run.spec, batch.step, total),
                 attempt=self._attempts,
                 following=following,
                 gang=gang,

@@ -125,7 +125,7 @@ async def roll_out(
             await hold_as_planned(run, task.step, plan)
         if task.on_plan is not None:
             task.on_plan(plan)
-        if run.requests.learns_in_pieces:
+        if run.requests.learns_in_pieces and task.prompts is None:
             # Rounds and pieces exclude each other.
             reference = _reference(task.step, prepared, prompts, samples)
             journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
