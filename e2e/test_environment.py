@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,21 +30,38 @@ LONG = {"epochs": 200}
 """A learner works for longer with it than Knative takes to remove the pods that nobody needs."""
 
 
-def document(name: str, servers: str, example: str, **spec: Any) -> dict[str, Any]:
-    """A short job in an environment of OpenEnv, whose server needs nothing but the functions' Python.
+def openenv(servers: str) -> dict[str, Any]:
+    """An environment of OpenEnv, whose server needs nothing but the functions' Python.
 
     Args:
         servers: folder with the server's program.
+    """
+    command = ["python", f"{servers}/openenv_server.py", str(ACTION_SECONDS)]
+    return {"openenv": {"command": command, "sessions": SESSIONS}}
+
+
+def own_class(example: str) -> dict[str, Any]:
+    """The example's class, on CPUs of its own.
+
+    Args:
+        example: folder with its file.
+    """
+    return {"python": {"file": f"{example}/counter.py", "class": "Counter"}, "served": {"sessions": SESSIONS}}
+
+
+def document(name: str, example: str, environment: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A short job.
+
+    Args:
         example: folder with the model and the data.
     """
     job: dict[str, Any] = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
     job["metadata"]["name"] = name
-    openenv = {"command": ["python", f"{servers}/openenv_server.py", str(ACTION_SECONDS)], "sessions": SESSIONS}
     job["spec"] |= {
         "model": job["spec"]["model"] | {"source": f"{example}/model"},
         "data": {"source": f"{example}/train.jsonl"},
         "environment": {
-            "openenv": openenv,
+            **environment,
             "replayable": True,
             "letGo": "never",
             # The program is on a volume of the test's own.
@@ -68,22 +86,19 @@ def jobs(chart: Chart, kubectl: Kubectl, storage: Storage) -> Iterator[Jobs]:
     yield Jobs(kubectl)
 
 
-@pytest.fixture(scope="module")
-def laptop_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Checksum of the weights of the short job, run on this machine with all sessions in one process."""
-    folder = tmp_path_factory.mktemp("laptop")
+def laptop_weights(job: dict[str, Any], folder: Path) -> str:
+    """Checksum of the weights of a job, run on this machine."""
     file = folder / "job.yaml"
-    job = document("acting", str(SERVERS), str(EXAMPLE))
-    job["spec"]["environment"]["openenv"]["sessions"] = SAMPLES
     file.write_text(yaml.safe_dump(job))
     command = [sys.executable, "-m", "rlhfless_operator", "run", str(file), "--threads", "1"]
     subprocess.run([*command, "--artifacts", str(folder)], check=True, stdout=subprocess.DEVNULL)
-    return hashlib.sha256((folder / "acting" / "model" / "model.safetensors").read_bytes()).hexdigest()
+    name = job["metadata"]["name"]
+    return hashlib.sha256((folder / name / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def test_servers_come_with_sessions_and_go_while_the_learner_works(jobs: Jobs, storage: Storage) -> None:
     with PodCounts(jobs.kubectl, "served") as pods:
-        jobs.apply(document("served", "/files/servers", "tools", algorithm=LONG))
+        jobs.apply(document("served", "tools", openenv("/files/servers"), algorithm=LONG))
         jobs.wait("served", "a rollout is done", lambda status: status.get("stage") == "learning", 400)
         jobs.wait_succeeded("served", 900)
         jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "served"})
@@ -104,9 +119,13 @@ def test_servers_come_with_sessions_and_go_while_the_learner_works(jobs: Jobs, s
 
 
 def test_the_weights_are_those_of_the_laptop_after_a_kill_in_mid_episode(
-    jobs: Jobs, storage: Storage, laptop_weights: str
+    jobs: Jobs, storage: Storage, tmp_path: Path
 ) -> None:
-    jobs.apply(document("acting", "/files/servers", "tools"))
+    # One process has all sessions there.
+    environment = openenv(str(SERVERS))
+    environment["openenv"]["sessions"] = SAMPLES
+    expected = laptop_weights(document("acting", str(EXAMPLE), environment), tmp_path)
+    jobs.apply(document("acting", "tools", openenv("/files/servers")))
     labels = {"rlhfless.io__job": "acting", "rlhfless.io__stage": "environment"}
 
     def acts() -> str | None:
@@ -116,11 +135,26 @@ def test_the_weights_are_those_of_the_laptop_after_a_kill_in_mid_episode(
     victim = jobs.kubectl.wait_until("samples act", acts, 300)
     jobs.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
     assert jobs.status("acting").get("stage") == "generation"
-    finish_as(laptop_weights, jobs, storage, "acting", storage.job("acting"), all_steps=STEPS)
+    finish_as(expected, jobs, storage, "acting", storage.job("acting"), all_steps=STEPS)
+
+
+def test_a_class_of_ones_own_acts_in_pods_of_its_own_as_beside_the_engine(
+    jobs: Jobs, storage: Storage, tmp_path: Path
+) -> None:
+    beside = document("own", str(EXAMPLE), own_class(str(EXAMPLE)))
+    beside["spec"]["environment"] |= {"served": None, "pods": {}}
+    del beside["spec"]["prices"]["stages"]
+    expected = laptop_weights(beside, tmp_path)
+    with PodCounts(jobs.kubectl, "own") as pods:
+        jobs.apply(document("own", "tools", own_class("/files/tools")))
+        jobs.wait_succeeded("own", 900)
+        jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "own"})
+    assert pods.rises("environment") >= 1
+    finish_as(expected, jobs, storage, "own", storage.job("own"), all_steps=STEPS)
 
 
 def test_a_server_that_never_listens_ends_the_job_with_the_reason(jobs: Jobs) -> None:
-    job = document("deaf", "/files/servers", "tools")
+    job = document("deaf", "tools", openenv("/files/servers"))
     job["spec"]["environment"]["openenv"] |= {"command": ["sleep", "infinity"], "startSeconds": "20s"}
     jobs.apply(job)
 
