@@ -346,7 +346,7 @@ def test_a_learner_that_follows_saves_its_state_between_steps_and_another_goes_o
         ({"algorithm": {"name": "ppo"}}, True),
         ({"algorithm": {"name": "dapo"}}, True),
         ({"algorithm": {"name": "dapo", "dynamicSamplingRounds": 0}}, False),
-        ({"async": {}}, True),
+        ({"async": {}}, False),
         ({"planning": {"policy": "even"}}, True),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_job_needs_its_stores_and_its_reward_servers(tiny_job: Callable[..., P
 
 def test_a_job_needs_its_environments_server(tiny_job: Callable[..., Path]) -> None:
     server = {"url": "wss://maze.example"}
-    own = {"tools": ["/code/tools.py:add"], "served": server}
+    own = {"tools": [f"{__file__}:addresses"], "served": server}
     found = addresses(tiny_job, environment={"openenv": server})
     assert found == addresses(tiny_job, environment=own) == {"wss://maze.example"}
     assert egress_rules(found, "team", [])[1:] == [{"to": OUTSIDE, "ports": [{"port": 443, "protocol": "TCP"}]}]

@@ -19,7 +19,7 @@ from rlhfless_operator.training.stages.learning import Learning
 from tests.jobs import small_job
 
 PATIENCE = 30.0
-BATCH: Any = SimpleNamespace(step=1)
+BATCH: Any = SimpleNamespace(step=1, count=0)
 
 
 class Step:

@@ -29,6 +29,7 @@ PATTERN_REMEDIES = {
     "spec.evaluation.rewards.name": _REWARD_NAME,
     "spec.evaluation.rewards.http.url": _REWARD_URL,
     "spec.environment.openenv.url": "write the server's address, such as http://maze.environments:8000",
+    "spec.environment.served.url": "write the server's address, such as http://counter.environments:8000",
     "spec.environment.tools": "write the file and its function, such as search.py:search",
     "spec.prices.currency": "write three capital letters, such as EUR",
 }
