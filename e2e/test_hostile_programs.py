@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from harness.by_hand import RESTRICTED
 from harness.images import Images
 from harness.kubectl import Kubectl
-from harness.storage import USER
 
 PROGRAMS = Path(__file__).parents[1] / "tests" / "rewards" / "code" / "test_hostile_programs.py"
 POD = "hostile-programs"
@@ -43,14 +43,7 @@ def pod(image: str) -> dict[str, Any]:
                     "image": image,
                     "command": ["sleep", "infinity"],
                     "env": [{"name": "HOME", "value": "/tmp"}],
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                        "readOnlyRootFilesystem": True,
-                        "runAsNonRoot": True,
-                        "runAsUser": USER,
-                        "seccompProfile": {"type": "RuntimeDefault"},
-                    },
+                    "securityContext": RESTRICTED,
                     "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
                 }
             ],

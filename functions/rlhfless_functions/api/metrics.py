@@ -68,7 +68,7 @@ PREPARATION_METRICS: dict[str, Metric] = {
     "masked": Metric("samples", "Samples excluded from the loss: unscorable, or truncated and masked."),
     "values": Metric("reward", "The critic's values in preparation, mean per token; not with `async`."),
     "environment/turns": Metric("number", "Turns of the model in an episode, mean."),
-    "environment/given": Metric("tokens", "Tokens of an episode's response that nobody sampled, mean."),
+    "environment/given": Metric("tokens", "Mean number of tokens that an environment gives in an episode."),
     "environment/seconds_away": Metric(
         "seconds", "Time that a sample waited for its environment, mean of the episodes."
     ),
