@@ -15,7 +15,7 @@ from benchmarks.gpu.engines import engine_settings, live_engine, live_engines
 from benchmarks.gpu.shapes import SHAPES, make_model, model_settings
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import WeightsReference
-from rlhfless_functions.artifacts.manifest import entries
+from rlhfless_functions.artifacts.manifest import damaged
 from rlhfless_functions.runtime.device_memory import give_back
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_functions.weights import torch_dtype
@@ -53,8 +53,8 @@ def _publish(name: str, published: Path) -> dict[str, Any]:
     def publish() -> dict[str, float]:
         shutil.rmtree(published, ignore_errors=True)
         began = now()
-        with artifacts.publish(str(published)) as folder:
-            write_model(policy, folder, dtype)
+        with artifacts.publishing(str(published)) as publication:
+            write_model(policy, publication.folder, dtype, finish=publication.finish)
             written = now()
         ended = now()
         return {
@@ -72,7 +72,7 @@ def _publish(name: str, published: Path) -> dict[str, Any]:
     return {
         "bytes": size,
         "publish": medians | {"gigabytes_per_second": size / medians["seconds"] / 1e9, "rounds": rounds},
-        "checksum_seconds": timed(lambda: entries(published, manifest.files)),
+        "checksum_seconds": timed(lambda: damaged(published, manifest.files)),
     }
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,6 +49,57 @@ def test_nothing_is_visible_before_the_end_and_nothing_after_an_exception(store:
         raise RuntimeError("stop")
     assert artifacts.list_files(store) == []
     assert not folder.exists()
+
+
+def test_files_that_are_complete_early_are_published_with_the_rest(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    with artifacts.publishing(uri) as publication:
+        for name in ("a", "b", "sub/c", "last"):
+            (publication.folder / name).parent.mkdir(exist_ok=True)
+            (publication.folder / name).write_bytes(name.encode())
+            if name != "last":
+                publication.finish(name)
+        assert not artifacts.is_published(uri)
+    assert content(uri) == {"a": b"a", "b": b"b", "sub/c": b"sub/c", "last": b"last"}
+
+
+def test_a_file_that_is_complete_is_uploaded_before_the_others_are_written(remote_store: str) -> None:
+    uri = artifacts.join(remote_store, "1")
+    with artifacts.publishing(uri) as publication:
+        (publication.folder / "a").write_bytes(b"a")
+        publication.finish("a")
+        while not artifacts.exists(artifacts.join(uri, "a")):
+            time.sleep(0.01)
+        (publication.folder / "b").write_bytes(b"b")
+    assert content(uri) == {"a": b"a", "b": b"b"}
+
+
+def test_after_an_exception_nothing_is_published_of_what_was_complete(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    with pytest.raises(RuntimeError, match="stop"), artifacts.publishing(uri) as publication:
+        (publication.folder / "a").write_bytes(b"half")
+        publication.finish("a")
+        raise RuntimeError("stop")
+    assert not publication.folder.exists()
+    assert not artifacts.is_published(uri)
+    publish(uri, {"a": b"whole"})
+    assert content(uri) == {"a": b"whole"}
+
+
+def test_what_is_complete_is_dropped_where_another_publisher_was_faster(store: str) -> None:
+    uri = artifacts.join(store, "1")
+    with artifacts.publishing(uri) as slower:
+        for name in ("a", "b"):
+            (slower.folder / name).write_bytes(b"slower")
+        slower.finish("a")
+        publish(uri, {"a": b"faster"})
+        slower.finish("b")
+    assert content(uri) == {"a": b"faster"}
+    manifest = artifacts.manifest(uri)
+    assert manifest is not None
+    named = {entry.stored or name for name, entry in manifest.files.items()}
+    found = {file.removeprefix(f"{uri}/") for file in artifacts.list_files(uri)}
+    assert found == {*named, "manifest.json"}
 
 
 def test_a_published_folder_is_immutable(store: str) -> None:
@@ -108,6 +160,12 @@ CRASHES = """
                     (place / "a").write_bytes(b"new")
                     (place / "sub").mkdir()
                     (place / "sub" / "b").write_bytes(b"new")
+            case "publish early":
+                with artifacts.publishing(f"{folder}/weights/2") as publication:
+                    (publication.folder / "a").write_bytes(b"new")
+                    publication.finish("a")
+                    (publication.folder / "sub").mkdir()
+                    (publication.folder / "sub" / "b").write_bytes(b"new")
             case "write":
                 artifacts.write_bytes(f"{folder}/status.json", b"new")
             case "create":
@@ -143,7 +201,7 @@ CRASHES = """
 """
 
 
-@pytest.mark.parametrize("operation", ["publish", "write", "create", "remove", "sweep"])
+@pytest.mark.parametrize("operation", ["publish", "publish early", "write", "create", "remove", "sweep"])
 def test_a_crash_at_any_moment_leaves_the_old_state_or_the_new(operation: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CRASHES), str(tmp_path), operation],

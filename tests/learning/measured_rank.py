@@ -2,8 +2,8 @@
 
 python -m tests.learning.measured_rank FOLDER REQUEST narrow|wide holding|exchanging RANK
 
-With `narrow`, models of any size compute in bfloat16. With `holding`, the ranks have memory for whole gradients. Each
-writes what it found to FOLDER/found-RANK.json.
+With `narrow`, models of any size compute in bfloat16. With `holding`, the ranks have memory for whole gradients. Files
+of weights are split at 20 kB. Each writes what it found to FOLDER/found-RANK.json.
 """
 
 import json
@@ -24,6 +24,7 @@ from rlhfless_functions.distributed.ranks import Seat, join
 from rlhfless_functions.learning import learner as learning
 from rlhfless_functions.learning import state as training_state
 from rlhfless_functions.runtime.task import TaskContext
+from rlhfless_functions.weights import saving
 
 
 def anonymous_bytes() -> int:
@@ -67,6 +68,7 @@ def main(folder: str, request: str, format: str, gradients: str, rank: str) -> N
     exchanged: list[tuple[str, str, int]] = []
     for name in ("all_gather_single", "reduce_scatter_single"):
         setattr(dist, name, counted(name, getattr(dist, name), exchanged))
+    saving.SHARD_BYTES = 20_000
     learner = learning.Learner(join(Seat(int(rank), 2, folder=folder)))
     memory, held = Memory(), {}
     initial, train = learning.initial_state, learning.train_step

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from rlhfless_functions import artifacts
 from rlhfless_functions.learning import state as training_state
 from rlhfless_functions.settings import AlgorithmSettings, BatchSettings, LearningSettings, OptimizerSettings
 from tests.learning.jobs import PPO, Job, job_of
@@ -43,6 +44,22 @@ def tiny_job(folder: Path, model: Path, **given: Any) -> Job:
 
 def exchanges(found: dict[str, Any], kind: str) -> list[tuple[str, int]]:
     return [(dtype, size) for name, dtype, size in found["exchanged"] if name == kind]
+
+
+def test_ranks_write_their_parts_in_several_files_of_one_model(tmp_path: Path, tiny_model: Path) -> None:
+    job = tiny_job(tmp_path, tiny_model)
+    job.undisturbed(1)
+    taken_by_two(job, tmp_path / "two")
+    folder = tmp_path / "two" / "weights-1"
+    files = sorted(file.name for file in folder.glob("*.safetensors"))
+    assert len(files) > 4
+    assert files == [f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)]
+    assert artifacts.local_folder(str(folder))
+    together = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    for name, tensor in (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "undisturbed" / "weights-1").state_dict().items()
+    ):
+        torch.testing.assert_close(together[name], tensor, rtol=0, atol=1e-6)
 
 
 def test_layers_are_gathered_in_bfloat16_and_gradients_exchanged_once_in_float32(

@@ -43,7 +43,7 @@ def die_at_writes() -> None:
         setattr(files, name, dying)
         setattr(artifacts, name, dying)
 
-    written_beside, move, flush = files._written_beside, publication._move, publication._flush
+    written_beside, move, flush = files._written_beside, publication._move, publication.flush
 
     @contextmanager
     def dying_beside(path: Path, data: bytes) -> Iterator[Path]:
@@ -51,13 +51,13 @@ def die_at_writes() -> None:
             deaths.at(f"within write {place(path)}")
             yield temporary
 
-    def dying_move(folder: Path, target: Path) -> None:
+    def dying_move(flushed: Any, target: Path) -> None:
         deaths.at(f"before publish {place(target)}")
-        move(folder, target)
+        move(flushed, target)
         deaths.at(f"after publish {place(target)}")
 
     def dying_flush(path: Path) -> Any:
         flush(path)
         deaths.at(f"within publish {place(path)}")
 
-    files._written_beside, publication._move, publication._flush = dying_beside, dying_move, dying_flush
+    files._written_beside, publication._move, publication.flush = dying_beside, dying_move, dying_flush

@@ -257,7 +257,7 @@ def test_a_full_disk_stops_a_publication_and_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("rlhfless_functions.weights.saving.save_torch_state_dict", full)
+    monkeypatch.setattr("rlhfless_functions.weights.saving.save_file", full)
     with pytest.raises(TaskError, match=r"/1 cannot be written: no space is left") as caught:
         publish_weights(str(tmp_path / "1"), policy, None)
     assert caught.value.reason == "artifact_unwritable"

@@ -44,7 +44,7 @@ from rlhfless_functions.artifacts.files import (
 from rlhfless_functions.artifacts.line import Line
 from rlhfless_functions.artifacts.manifest import MANIFEST, Manifest, is_published, manifest
 from rlhfless_functions.artifacts.peers import Sources
-from rlhfless_functions.artifacts.publication import publish
+from rlhfless_functions.artifacts.publication import Publication, flush, publish, publishing
 from rlhfless_functions.artifacts.retrieval import arrive, local_folder
 from rlhfless_functions.artifacts.sealing import BLANK, KEY, is_sound, parse_sealed, seal, sealed_json
 from rlhfless_functions.artifacts.sweeping import sweep

@@ -8,11 +8,11 @@ weights.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import xxhash
 
@@ -30,8 +30,6 @@ WORKERS = 4
 _DIGEST = re.compile("[0-9a-f]{64}")
 _WORTH_THREADS = 16 * 2**20
 _FORMAT = 2
-
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -126,28 +124,21 @@ def is_published(uri: str) -> bool:
     return exists(join(uri, MANIFEST))
 
 
-def entries(folder: Path, names: Collection[str]) -> dict[str, ManifestEntry]:
-    """Return sizes and checksums of files in a local folder. Threads read the large ones."""
-    return dict(zip(names, _in_threads(ManifestEntry.of, [folder / name for name in names]), strict=True))
-
-
 def damaged(folder: Path, files: Mapping[str, ManifestEntry]) -> list[str]:
-    """Return the names of the files in a local folder that differ from their entries' checksums."""
-    paths = {folder / name: entry for name, entry in files.items()}
-    sound = _in_threads(lambda path: paths[path].describes(path), list(paths))
+    """Return the names of the files in a local folder that differ from their entries' checksums. Threads read the large
+    ones."""
+    paths = [folder / name for name in files]
+    if sum(path.stat().st_size for path in paths) < _WORTH_THREADS:
+        sound = [entry.describes(path) for path, entry in zip(paths, files.values(), strict=True)]
+    else:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            sound = list(pool.map(lambda path, entry: entry.describes(path), paths, files.values()))
     return [name for name, is_sound in zip(files, sound, strict=True) if not is_sound]
 
 
 def remedy(uri: str) -> str:
     """Return the remedy for a published folder that is damaged."""
     return f"restore {uri} from a copy, or start the job that made it over"
-
-
-def _in_threads(function: Callable[[Path], _Found], paths: Sequence[Path]) -> list[_Found]:
-    if sum(path.stat().st_size for path in paths) < _WORTH_THREADS:
-        return [function(path) for path in paths]
-    with ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(function, paths))
 
 
 def _checksum(path: Path) -> str:

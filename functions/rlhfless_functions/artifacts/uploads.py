@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from rlhfless_functions.artifacts.deltas import write_delta
 from rlhfless_functions.artifacts.errors import writing
 from rlhfless_functions.artifacts.fencing import is_refused
 from rlhfless_functions.artifacts.files import create_exclusive, join, make_held_beside, remote, walk
-from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, entries, manifest
+from rlhfless_functions.artifacts.manifest import MANIFEST, WORKERS, Delta, Manifest, ManifestEntry, manifest
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,16 @@ class Upload:
     """Another published folder. The changes since then are uploaded too, if there is a copy of it here."""
     part: str
     """Name of this part among the parts of a folder; empty for a whole folder."""
+    files: "_Files"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a file may be in the store already."""
+        return self.files.begun
+
+    def begin(self, name: str) -> None:
+        """Begin to upload a file that is complete."""
+        self.files.begin(name)
 
     def send(self) -> Manifest:
         """Upload the files; `complete` publishes them.
@@ -53,11 +63,11 @@ class Upload:
             ArtifactUnwritableError: if they cannot be written.
         """
         if self.since is None:
-            return Manifest(_upload(self.folder, self.uri))
+            return Manifest(self.files.all())
         with ThreadPoolExecutor(1) as beside:
             # They are made while the files are uploaded. The folder's reader waits for those anyway.
             changes = beside.submit(self._send_changes, self.since)
-            return Manifest(_upload(self.folder, self.uri), changes.result())
+            return Manifest(self.files.all(), changes.result())
 
     def keep(self, published: Manifest) -> None:
         """Keep the folder as a copy, from which the next version's deltas are made. A failure is only logged.
@@ -86,7 +96,8 @@ class Upload:
                     delta.parent.mkdir(parents=True, exist_ok=True)
                     if not write_delta(old, new, delta):
                         delta.unlink(missing_ok=True)
-                uploaded = _upload(Path(scratch), self.uri)
+                with _uploaded(Path(scratch), self.uri) as deltas:
+                    uploaded = deltas.all()
         except OSError as error:
             logger.warning("%s is published without what changed since %s: %s", self.uri, since, error)
             return None
@@ -118,7 +129,8 @@ def uploading(uri: str, *, since: str | None = None, part: str = "") -> Iterator
                 folder, holding = make_held_beside(copies / "publication")
                 cleaning.callback(os.close, holding)
         cleaning.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield Upload(folder, uri, since if copies is not None else None, part)
+        files = cleaning.enter_context(_uploaded(folder, uri))
+        yield Upload(folder, uri, since if copies is not None else None, part, files)
 
 
 def complete(uri: str, files: Manifest) -> bool:
@@ -173,25 +185,56 @@ def _copies(uri: str) -> Path | None:
     return folder
 
 
-def _upload(folder: Path, uri: str) -> dict[str, ManifestEntry]:
-    filesystem, base = remote(uri)
-    spare = f".{uuid.uuid4().hex}"
+class _Files:
+    """Uploads the files of a local folder, and computes their entries."""
 
-    def put(name: str) -> str:
-        """Upload one file under its own name, or under a spare one if another file has that. Return the name."""
-        for stored in (name, f"{spare}/{name}"):
-            if _create(filesystem, folder / name, join(base, stored)):
-                return stored
-        raise FileExistsError(f"{join(uri, spare)} exists")
+    def __init__(self, folder: Path, uri: str, pool: ThreadPoolExecutor) -> None:
+        self._folder = folder
+        self._uri = uri
+        self._filesystem, self._base = remote(uri)
+        self._pool = pool
+        self._spare = f".{uuid.uuid4().hex}"
+        self._begun: dict[str, Future[ManifestEntry]] = {}
 
-    names = walk(str(folder))
-    with writing(uri), ThreadPoolExecutor(WORKERS) as pool:
-        uploads = {name: pool.submit(put, name) for name in names}
-        content = entries(folder, names)
-        stored = {name: upload.result() for name, upload in uploads.items()}
-    return {
-        name: replace(entry, stored=stored[name] if stored[name] != name else None) for name, entry in content.items()
-    }
+    @property
+    def begun(self) -> bool:
+        """Whether an upload has begun."""
+        return bool(self._begun)
+
+    def begin(self, name: str) -> None:
+        """Begin with a file that is complete."""
+        self._begun[name] = self._pool.submit(self._send, name)
+
+    def all(self) -> dict[str, ManifestEntry]:
+        """Return the entries of all files of the folder, once they are uploaded.
+
+        Raises:
+            ArtifactUnwritableError: if they cannot be written.
+        """
+        names = walk(str(self._folder))
+        for name in names:
+            if name not in self._begun:
+                self.begin(name)
+        with writing(self._uri):
+            return {name: self._begun[name].result() for name in names}
+
+    def _send(self, name: str) -> ManifestEntry:
+        """Upload one file under its own name, or under a spare one if another file has that."""
+        file = self._folder / name
+        entry = ManifestEntry.of(file)
+        for stored in (name, f"{self._spare}/{name}"):
+            if _create(self._filesystem, file, join(self._base, stored)):
+                return replace(entry, stored=stored if stored != name else None)
+        raise FileExistsError(f"{join(self._uri, self._spare)} exists")
+
+
+@contextmanager
+def _uploaded(folder: Path, uri: str) -> Iterator[_Files]:
+    pool = ThreadPoolExecutor(WORKERS)
+    try:
+        yield _Files(folder, uri, pool)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _create(filesystem: Any, file: Path, place: str) -> bool:

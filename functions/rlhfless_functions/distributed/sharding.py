@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.artifacts import Publication
 from rlhfless_functions.distributed.ranks import Ranks
 
 _T = TypeVar("_T")
@@ -138,8 +139,8 @@ def owned(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Iterator[tuple[s
 
 
 @contextmanager
-def publish_together(uri: str, ranks: Ranks, *, since: str | None = None) -> Iterator[Path]:
-    """Do the same as `artifacts.publish` for all ranks: each writes its files, and the folder is published when all
+def publish_together(uri: str, ranks: Ranks, *, since: str | None = None) -> Iterator[Publication]:
+    """Do the same as `artifacts.publishing` for all ranks: each writes its files, and the folder is published when all
     have.
 
     The ranks of several instances write to the store's file system. If it has none, each instance uploads the files of
@@ -149,25 +150,27 @@ def publish_together(uri: str, ranks: Ranks, *, since: str | None = None) -> Ite
         ArtifactUnwritableError: `uri` can't be written; nothing is published.
     """
     if ranks.instances > 1 and artifacts.local_path(uri) is None:
-        with _uploaded_together(uri, ranks, since) as folder:
-            yield folder
+        with _uploaded_together(uri, ranks, since) as publication:
+            yield publication
     elif ranks.rank == 0:
-        with artifacts.publish(uri, since=since) as folder:
-            ranks.all(str(folder))
-            yield folder
+        with artifacts.publishing(uri, since=since) as publication:
+            ranks.all(str(publication.folder))
+            yield publication
             ranks.all("written")
     else:
-        yield Path(ranks.all("")[0])
+        folder = Path(ranks.all("")[0])
+        flushed = artifacts.local_path(uri) is not None
+        yield Publication(folder, lambda name: artifacts.flush(folder / name) if flushed else None)
         ranks.all("written")
 
 
 @contextmanager
-def _uploaded_together(uri: str, ranks: Ranks, since: str | None) -> Iterator[Path]:
+def _uploaded_together(uri: str, ranks: Ranks, since: str | None) -> Iterator[Publication]:
     part = f"{ranks.instance + 1}-of-{ranks.instances}"
     with ExitStack() as cleaning:
         own = None if ranks.place else cleaning.enter_context(artifacts.uploading(uri, since=since, part=part))
         folder = Path(ranks.all(str(own.folder) if own is not None else "")[ranks.rank - ranks.place])
-        yield folder
+        yield Publication(folder, own.begin if own is not None else lambda name: None)
         ranks.all("written")
         sent = ranks.all(own.send() if own is not None else artifacts.Manifest({}))
         published = artifacts.combine(sent)

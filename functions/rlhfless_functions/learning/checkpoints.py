@@ -50,16 +50,22 @@ def save_checkpoint(uri: str, state: TrainingState) -> None:
         TaskError: `artifact_unwritable`; nothing is published.
     """
     ranks = state.ranks
-    with store_errors(), publish_together(uri, ranks) as folder, saving():
-        save_file(_learnt(state.policy), folder / _part(_POLICY, ranks.rank, ranks.size))
+    with store_errors(), publish_together(uri, ranks) as publication, saving():
+
+        def place(name: str) -> Path:
+            return publication.folder / _part(name, ranks.rank, ranks.size)
+
+        save_file(_learnt(state.policy), place(_POLICY))
+        publication.finish(place(_POLICY).name)
         optimizers = {"policy": state.policy_optimizer.state()}
         if state.critic is not None and state.critic_optimizer is not None:
-            save_file(_learnt(state.critic), folder / _part(_CRITIC, ranks.rank, ranks.size))
+            save_file(_learnt(state.critic), place(_CRITIC))
+            publication.finish(place(_CRITIC).name)
             optimizers["critic"] = state.critic_optimizer.state()
-        with (folder / _part(_OPTIMIZERS, ranks.rank, ranks.size)).open("wb") as file:
+        with place(_OPTIMIZERS).open("wb") as file:
             torch.save(optimizers, file)
         if ranks.rank == 0:
-            (folder / _STATE).write_text(json.dumps({"version": state.version, "processes": ranks.size}))
+            (publication.folder / _STATE).write_text(json.dumps({"version": state.version, "processes": ranks.size}))
 
 
 def restore_checkpoint(uri: str, state: TrainingState) -> None:

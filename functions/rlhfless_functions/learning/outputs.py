@@ -29,6 +29,7 @@ from rlhfless_functions.weights import (
     publish_weights_together,
 )
 from rlhfless_functions.weights.policy import torch_dtype
+from rlhfless_functions.weights.saving import HUB_SHARD_BYTES
 
 
 def publish(request: LearnRequest, state: TrainingState) -> None:
@@ -124,5 +125,6 @@ def export(request: ExportRequest) -> ExportResult:
             publish_adapter(request.destination, policy, tokenizer, texts=texts)
             return ExportResult(uri=request.destination)
         policy = merge_adapter(policy)
-    publish_weights(request.destination, policy, tokenizer, torch_dtype(request.model), texts=texts)
+    dtype = torch_dtype(request.model)
+    publish_weights(request.destination, policy, tokenizer, dtype, texts=texts, shard_bytes=HUB_SHARD_BYTES)
     return ExportResult(uri=request.destination)

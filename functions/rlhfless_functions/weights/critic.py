@@ -103,9 +103,10 @@ def publish_critic(
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri) as folder:
-        dtype = dtype or critic.body.dtype
-        write_tensors(critic_state(critic, dtype) if state is None else state, folder)
+    with store_errors(), artifacts.publishing(uri) as publication:
+        dtype, folder = dtype or critic.body.dtype, publication.folder
+        tensors = critic_state(critic, dtype) if state is None else state
+        write_tensors(tensors, folder, finish=publication.finish)
         write_critic_settings(critic, folder, dtype)
 
 

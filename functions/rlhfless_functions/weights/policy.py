@@ -136,6 +136,7 @@ def publish_weights(
     texts: Mapping[str, str] | None = None,
     since: str | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
+    shard_bytes: int | None = None,
 ) -> None:
     """Publish a policy as a complete Hugging Face folder; do nothing if `uri` has been published before.
 
@@ -147,12 +148,14 @@ def publish_weights(
         texts: contents of further files, by name.
         since: the version before. The changes since then are published too, if that helps. See `artifacts.publish`.
         state: the tensors to publish, in `dtype`; by default the present ones.
+        shard_bytes: bytes above which a file is split; by default those of a version.
 
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), artifacts.publish(uri, since=since) as folder:
-        write_model(policy, folder, dtype, state=state)
+    with store_errors(), artifacts.publishing(uri, since=since) as publication:
+        folder = publication.folder
+        write_model(policy, folder, dtype, state=state, shard_bytes=shard_bytes, finish=publication.finish)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder)
         for name, text in (texts or {}).items():

@@ -10,19 +10,26 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from huggingface_hub import save_torch_state_dict
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
-SHARD_BYTES = 5 * 10**9
-"""Bytes above which weights are written in several files."""
+SHARD_BYTES = 250 * 10**6
+"""Bytes above which a version's weights are written in several files: several are written, and those that are complete
+are flushed or uploaded, at a time."""
+HUB_SHARD_BYTES = 5 * 10**9
+"""The same of a model for people: as other tools write them."""
+_WRITERS = 4
+"""Threads that write files."""
 
 Files = dict[str, bytes]
 """Content of small files by their names."""
@@ -39,6 +46,8 @@ def write_model(
     dtype: torch.dtype | None = None,
     *,
     state: Mapping[str, Tensor] | None = None,
+    shard_bytes: int | None = None,
+    finish: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Write a model's configuration, generation configuration and weights as `save_pretrained` does.
 
@@ -47,6 +56,8 @@ def write_model(
         folder: an existing folder.
         dtype: number format of the written weights; by default the model's own.
         state: the model's state in `dtype`, such as an earlier one; by default the present one.
+        shard_bytes: see `write_tensors`.
+        finish: see `write_tensors`.
 
     Raises:
         OSError: if the disk is full.
@@ -59,7 +70,7 @@ def write_model(
     # It sorts them by name. Of the two names of an embedding that is also the output layer, all readers know the first.
     places = {name: place for place, name in enumerate(own)}
     in_order = sorted(published, key=lambda name: places.get(name, len(places)))
-    write_tensors({name: published[name] for name in in_order}, folder)
+    write_tensors({name: published[name] for name in in_order}, folder, shard_bytes=shard_bytes, finish=finish)
 
 
 def write_settings(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
@@ -85,8 +96,20 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     _write(_tokenizers[tokenizer], folder)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+def write_tensors(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    shard_bytes: int | None = None,
+    finish: Callable[[str], None] = lambda name: None,
+) -> None:
     """Write safetensors files; of tied tensors, only one is written.
+
+    Args:
+        tensors: the tensors, on any device.
+        folder: an existing folder.
+        shard_bytes: bytes above which a file is split; by default `SHARD_BYTES`.
+        finish: called with the name of each file that is complete, from several threads.
 
     Raises:
         OSError: if the disk is full.
@@ -94,10 +117,69 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     first_names: dict[int, str] = {}
     for name, tensor in tensors.items():
         first_names.setdefault(id(tensor), name)
-    with saving():
-        save_torch_state_dict(
-            {name: _alone(tensors[name]) for name in first_names.values()}, folder, max_shard_size=SHARD_BYTES
-        )
+    distinct = {name: _alone(tensors[name]) for name in first_names.values()}
+    shards = split(distinct, shard_bytes)
+    files = shard_names(len(shards))
+    write_shards(dict(zip(files, shards, strict=True)), folder, finish)
+    if len(files) > 1:
+        write_index({file: sizes(shard) for file, shard in zip(files, shards, strict=True)}, folder)
+
+
+def split(tensors: dict[str, Tensor], shard_bytes: int | None = None) -> list[dict[str, Tensor]]:
+    """Return the tensors of each file, at least one. None of them shares memory with another."""
+    shards = split_torch_state_dict_into_shards(tensors, max_shard_size=shard_bytes or SHARD_BYTES)
+    return [{name: tensors[name] for name in names} for names in shards.filename_to_tensors.values()] or [{}]
+
+
+def shard_names(files: int) -> list[str]:
+    """Return the names of so many files of one model, as the Hugging Face hub has them."""
+    if files == 1:
+        return ["model.safetensors"]
+    return [f"model-{number + 1:05d}-of-{files:05d}.safetensors" for number in range(files)]
+
+
+def sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the bytes of each tensor."""
+    return {name: tensor.nbytes for name, tensor in tensors.items()}
+
+
+def write_shards(shards: Mapping[str, Mapping[str, Tensor]], folder: Path, finish: Callable[[str], None]) -> None:
+    """Write safetensors files, several at a time.
+
+    Args:
+        shards: tensors by the names of their files.
+        folder: an existing folder.
+        finish: called with the name of each file that is complete, from several threads.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+
+    def write(name: str) -> None:
+        contiguous = {key: tensor.contiguous() for key, tensor in shards[name].items()}
+        with saving():
+            save_file(contiguous, folder / name, metadata={"format": "pt"})
+        finish(name)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for written in [pool.submit(write, name) for name in shards]:
+            written.result()
+
+
+def write_index(bytes_of: Mapping[str, Mapping[str, int]], folder: Path) -> None:
+    """Write the index of a model in several files.
+
+    Args:
+        bytes_of: bytes of each tensor, by the name of its file.
+        folder: the folder of the files.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    place = {name: file for file, tensors in bytes_of.items() for name in tensors}
+    total = sum(size for tensors in bytes_of.values() for size in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(place.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def converted(module: nn.Module, dtype: torch.dtype, *, copied: bool = False) -> dict[str, Tensor]:

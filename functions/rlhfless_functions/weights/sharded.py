@@ -1,23 +1,29 @@
 """Publishing models from ranks that hold a part of each tensor: every rank writes a file, and none holds everything."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from peft import PeftModel
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlhfless_functions.artifacts import Publication
 from rlhfless_functions.distributed.ranks import Ranks
 from rlhfless_functions.distributed.sharding import owned, publish_together, whole
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.weights.adapters import write_adapter
 from rlhfless_functions.weights.critic import CriticModel, write_critic_settings
-from rlhfless_functions.weights.saving import saving, write_settings, write_tokenizer
+from rlhfless_functions.weights.saving import (
+    shard_names,
+    sizes,
+    split,
+    write_index,
+    write_settings,
+    write_shards,
+    write_tokenizer,
+)
 
 
 def check_sharded_publishing(policy: nn.Module) -> None:
@@ -52,11 +58,11 @@ def publish_weights_together(
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), publish_together(uri, ranks, since=since) as folder:
-        _write(policy, {}, dtype, folder, ranks)
+    with store_errors(), publish_together(uri, ranks, since=since) as publication:
+        _write(policy, {}, dtype, publication, ranks)
         if ranks.rank == 0:
-            write_settings(policy, folder, dtype)
-            write_tokenizer(tokenizer, folder)
+            write_settings(policy, publication.folder, dtype)
+            write_tokenizer(tokenizer, publication.folder)
 
 
 def publish_critic_together(uri: str, critic: CriticModel, dtype: torch.dtype, ranks: Ranks) -> None:
@@ -65,10 +71,10 @@ def publish_critic_together(uri: str, critic: CriticModel, dtype: torch.dtype, r
     Raises:
         TaskError: `artifact_unwritable`; nothing is published.
     """
-    with store_errors(), publish_together(uri, ranks) as folder:
-        _write(critic, {"score.weight": torch.float32}, dtype, folder, ranks)
+    with store_errors(), publish_together(uri, ranks) as publication:
+        _write(critic, {"score.weight": torch.float32}, dtype, publication, ranks)
         if ranks.rank == 0:
-            write_critic_settings(critic, folder, dtype)
+            write_critic_settings(critic, publication.folder, dtype)
 
 
 def publish_adapter_together(uri: str, policy: PeftModel, ranks: Ranks) -> None:
@@ -79,29 +85,33 @@ def publish_adapter_together(uri: str, policy: PeftModel, ranks: Ranks) -> None:
     """
     learnt = ((name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad)
     state = {name: whole(parameter.detach()).cpu() for name, parameter in learnt}
-    with store_errors(), publish_together(uri, ranks) as folder:
+    with store_errors(), publish_together(uri, ranks) as publication:
         if ranks.rank == 0:
-            write_adapter(folder, policy, state)
+            write_adapter(publication.folder, policy, state)
 
 
 def _write(
-    module: nn.Module, dtypes: Mapping[str, torch.dtype], dtype: torch.dtype, folder: Path, ranks: Ranks
+    module: nn.Module,
+    dtypes: Mapping[str, torch.dtype],
+    dtype: torch.dtype,
+    publication: Publication,
+    ranks: Ranks,
 ) -> None:
     names: dict[int, str] = {}
     tensors = module.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         names.setdefault(id(tensor), name)  # of tied tensors one is written
     distinct = {name: tensors[name] for name in names.values()}
-    files = [f"model-{rank + 1:05d}-of-{ranks.size:05d}.safetensors" for rank in range(ranks.size)]
     mine = {
         name: tensor.to(dtypes.get(name, dtype) if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
         for name, tensor in owned(distinct, ranks)
     }
-    with saving():
-        save_file(mine, folder / files[ranks.rank], metadata={"format": "pt"})
-    sizes = ranks.all({name: tensor.nbytes for name, tensor in mine.items()})
+    shards = split(mine)
+    of_ranks = ranks.all([sizes(shard) for shard in shards])
+    files = shard_names(sum(len(shards) for shards in of_ranks))
+    before = sum(len(shards) for shards in of_ranks[: ranks.rank])
+    own = files[before : before + len(shards)]
+    write_shards(dict(zip(own, shards, strict=True)), publication.folder, publication.finish)
     if ranks.rank == 0:
-        place = {name: file for file, written in zip(files, sizes, strict=True) for name in written}
-        total = sum(size for written in sizes for size in written.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(place.items()))}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+        every = [shard for shards in of_ranks for shard in shards]
+        write_index(dict(zip(files, every, strict=True)), publication.folder)
