@@ -53,7 +53,7 @@ coverage: $(STAMP) ## set up, then run the same tests and report their line cove
 test-matrix: $(STAMP) ## set up, then run whole jobs with every pair of values of any two options (nightly; a quarter of an hour)
 	$(TEST) -m matrix tests/matrix
 
-test-nightly: $(STAMP) ## set up, then run what takes too long for any other run, such as jobs on a faulty store (half an hour)
+test-nightly: $(STAMP) ## set up, then run what takes too long for any other run, such as jobs on a faulty store and most kills
 	$(TEST) -m nightly
 
 $(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) constraints.txt

@@ -91,7 +91,9 @@ FILES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "text"), FILES)
+@pytest.mark.parametrize(
+    ("name", "text"), [FILES[0], *(pytest.param(*each, marks=pytest.mark.nightly) for each in FILES[1:])]
+)
 def test_a_converted_job_trains_to_its_end(
     tiny_job: Callable[..., Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:

@@ -119,7 +119,11 @@ def scores(file: Path, responses: list[str]) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name.partition("/")[2])
+@pytest.mark.parametrize(
+    "form",
+    [FORMS[0], *(pytest.param(form, marks=pytest.mark.nightly) for form in FORMS[1:])],
+    ids=lambda form: form.name.partition("/")[2],
+)
 def test_a_public_form_trains_two_steps_from_the_hub(
     form: Form, hub: Hub, tiny_job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,9 +61,9 @@ def test_an_episode_of_right_calls_fits_into_the_response(row: int, seed: int) -
     assert length + 8 <= 224
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_two_steps_of_the_example_give_the_same_weights_with_one_and_four_actors(
     tmp_path: Path, algorithm: str
 ) -> None:

@@ -49,6 +49,7 @@ def adapters_of(file: Path) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
+@pytest.mark.nightly
 def test_two_jobs_trained_at_once_on_one_backbone_learn_what_each_learns_alone(
     tiny_job: MakeJob, tiny_model: Path
 ) -> None:

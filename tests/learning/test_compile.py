@@ -52,7 +52,13 @@ def updates(folder: Path, compiled: bool, prompt: int = 90, **given: Any) -> Any
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "learning",
-    [{}, {"gradient_checkpointing": True}, {"share_prompts": False}, {"pack": "never"}],
+    [
+        {},
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in ({"gradient_checkpointing": True}, {"share_prompts": False}, {"pack": "never"})
+        ),
+    ],
     ids=["shared prompts", "checkpointing", "whole samples", "padded samples"],
 )
 def test_an_update_of_policy_and_critic_is_that_of_layers_that_are_not_compiled(
@@ -69,6 +75,7 @@ def test_an_update_of_policy_and_critic_is_that_of_layers_that_are_not_compiled(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.nightly
 def test_an_adapter_learns_the_same(tiny_model: Path) -> None:
     model = ModelSettings(source=str(tiny_model), dtype="float32", lora=LoraSettings(rank=2))
     given = {"model": model, "algorithm": AlgorithmSettings()}
@@ -107,6 +114,7 @@ def test_without_a_compiler_it_is_refused_before_anything_is_learnt(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.nightly
 def test_a_fresh_learner_gets_to_the_same_weights_bit_for_bit(tmp_path: Path, tiny_model: Path) -> None:
     job = job_of(tmp_path, tiny_model, learning=LearningSettings(compile=True))
     # Nothing that the first learner compiled is left: the second compiles with the rows that it sees first in mind.

@@ -152,7 +152,7 @@ def test_data_that_is_not_there_is_named(tiny_model: Path, tmp_path: Path) -> No
     assert "no.jsonl" in message
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prompts_of_an_unusual_column(tiny_model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "1+2="}\n')
@@ -160,7 +160,7 @@ def test_prompts_of_an_unusual_column(tiny_model: Path, tmp_path: Path) -> None:
     assert probed(str(tiny_model), "--data", str(other), "--prompt-column", "text", *SMALL)["models"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tokenizer_that_is_elsewhere(tiny_model: Path, prompts: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("tokenizer*"))

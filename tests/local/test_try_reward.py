@@ -78,7 +78,7 @@ def test_sampled_responses_are_those_of_the_first_step(tiny_job: MakeJob, tmp_pa
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failure_is_told_with_its_first_cause_beside_what_the_others_scored(
     tiny_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_reward_that_scores_nothing_fails(tiny_job: MakeJob, tmp_path: Path) -
     assert "no response has a reward" in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_evaluations_own_rewards_can_be_tried(tiny_job: MakeJob, tmp_path: Path) -> None:
     own = {"data": {"source": "train.jsonl"}, "rewards": TERMS[1:], "sampling": {"temperature": 0}}
     file = tiny_job(evaluation=own)

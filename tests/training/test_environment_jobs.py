@@ -39,7 +39,7 @@ def test_three_actors_give_the_weights_of_one(make_job: MakeJob, undisturbed: Pa
     assert_same_final_weights(file, undisturbed)
 
 
-@pytest.mark.parametrize("how", ["replayed", "begun-anew"])
+@pytest.mark.parametrize("how", ["replayed", pytest.param("begun-anew", marks=pytest.mark.nightly)])
 def test_an_actor_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJob, undisturbed: Path, how: str) -> None:
     file = make_job(how, 1, replayable=how == "replayed")
     kill_in_mid_episode(file, "generation-")
@@ -52,7 +52,8 @@ def test_a_driver_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJo
     assert_same_final_weights(file, undisturbed)
 
 
-@pytest.mark.parametrize("share", [24, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(0)])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("share", [24, pytest.param(1, marks=pytest.mark.timeout(0))])
 def test_a_driver_that_dies_at_its_writes_changes_nothing(
     make_job: MakeJob, undisturbed: Path, tmp_path: Path, share: int
 ) -> None:
@@ -72,8 +73,7 @@ def test_an_environment_worker_that_is_killed_changes_nothing(make_job: MakeJob,
     "victim",
     [
         None,
-        "driver",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("generation-", "environments.shelter")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("driver", "generation-", "environments.shelter")),
     ],
 )
 def test_actors_that_are_let_go_while_environments_work_change_nothing(
@@ -92,6 +92,7 @@ def test_actors_that_are_let_go_while_environments_work_change_nothing(
         assert sum(each["generation/lost_instances"] for each in metrics) == 0
 
 
+@pytest.mark.nightly
 def test_episodes_that_begin_anew_because_their_process_was_killed_change_nothing(
     make_job: MakeJob, undisturbed: Path
 ) -> None:

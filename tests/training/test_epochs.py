@@ -121,7 +121,7 @@ def test_an_asynchronous_driver_that_dies_around_the_last_step_goes_on_to_the_sa
     assert len(begun) == status["steps"], "no rollout begins that no step learns from"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_epochs_go_on_where_the_data_ended(tiny_job: MakeJob) -> None:
     file = epochs_job(tiny_job, "prolonged")
     run_job(file)

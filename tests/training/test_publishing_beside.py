@@ -49,9 +49,9 @@ def check_run(file: Path) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.nightly),
         {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.0}}},
-        {"model": {"dtype": "bfloat16", "lora": {"rank": 4}}},
+        pytest.param({"model": {"dtype": "bfloat16", "lora": {"rank": 4}}}, marks=pytest.mark.nightly),
     ],
     ids=["grpo", "ppo", "adapter"],
 )
@@ -73,7 +73,7 @@ def test_the_next_step_is_learnt_while_this_one_is_published(
     check_run(file)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_responses_go_on_with_weights_that_were_published_beside_a_step(
     tiny_job: MakeJob, late: LatePublishing
 ) -> None:
@@ -104,7 +104,7 @@ def test_where_the_next_step_s_groups_are_not_there_the_step_is_written_down_onc
     check_journal(file, STEPS, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_learner_that_is_lost_before_it_has_published_is_made_up_for(
     tiny_job: MakeJob, late: LatePublishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_every_sample_of_every_round_is_traced_and_charged(undisturbed: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_killing_everything_once_in_every_round_changes_nothing(
     tiny_job: MakeJob, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def test_responses_go_on_with_newer_weights_and_the_replay_has_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefetches")
-@pytest.mark.parametrize("kv_cache", ["recompute", "keep"])
+@pytest.mark.parametrize("kv_cache", [pytest.param("recompute", marks=pytest.mark.nightly), "keep"])
 def test_instances_have_newer_weights_in_memory_when_they_are_told_of_them(tiny_job: MakeJob, kv_cache: str) -> None:
     kept = {
         "generation": {"flush": "1ms", "keepAlive": "10m"},

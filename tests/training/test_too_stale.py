@@ -88,13 +88,13 @@ def test_a_group_that_comes_too_late_counts_for_less(tiny_job: MakeJob, monkeypa
     assert "6 steps taken again: the same weights bit for bit" in replayed(file)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("rule", "points"),
     [
-        pytest.param("drop", ("begun-4", "taken-4"), marks=pytest.mark.nightly),
-        pytest.param("wait", ("prepared-2", "taken-3"), marks=pytest.mark.nightly),
+        ("drop", ("begun-4", "taken-4")),
+        ("wait", ("prepared-2", "taken-3")),
         ("downweight", ("taken-2", "learnt-4")),
     ],
 )

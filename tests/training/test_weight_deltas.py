@@ -58,6 +58,7 @@ def weights_in_store(uri: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_copies", "nothing_is_left_behind")
+@pytest.mark.nightly
 def test_instances_fetch_what_changed_and_learn_the_same(
     tiny_job: MakeJob, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def own_copies(artifact_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_copies", "nothing_is_left_behind")
+@pytest.mark.nightly
 def test_instances_read_the_store_once_and_learn_the_same(tiny_job: MakeJob, s3: str) -> None:
     relayed = {**KEPT, "generation": {**KEPT["generation"], "weightRelays": "auto"}}
     new = {**relayed, "generation": {**relayed["generation"], "keepAlive": "0s"}}

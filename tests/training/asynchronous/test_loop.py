@@ -216,7 +216,11 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("algorithm", "points"),
-    [("ppo", ("taken-2",)), ("grpo", (OVERTAKEN,)), pytest.param("grpo", POINTS, marks=pytest.mark.nightly)],
+    [
+        ("ppo", ("taken-2",)),
+        pytest.param("grpo", (OVERTAKEN,), marks=pytest.mark.nightly),
+        pytest.param("grpo", POINTS, marks=pytest.mark.nightly),
+    ],
     ids=["one death", "overtaken", "eight deaths"],
 )
 def test_wherever_a_driver_is_killed_no_group_is_lost_or_learnt_from_twice(

@@ -85,6 +85,7 @@ def test_how_many_groups_are_kept_is_the_jobs_to_say(tiny_job: MakeJob) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("cold_start")
+@pytest.mark.nightly
 def test_kills_change_nothing_of_the_samples(tiny_job: MakeJob, tmp_path: Path) -> None:
     steps = 4
     undisturbed = tiny_job("undisturbed", steps=steps)

@@ -68,13 +68,13 @@ def test_nothing_is_left_of_a_step_that_other_settings_have_learnt(tmp_path: Pat
 @pytest.mark.parametrize(
     ("begun", "changed"),
     [
-        ({}, {"optimizer": {"learningRate": 1e-2}}),
+        pytest.param({}, {"optimizer": {"learningRate": 1e-2}}, marks=pytest.mark.nightly),
         (
             {},
             {"optimizer": {"beta1": 0.5, "beta2": 0.8, "epsilon": 1e-4, "weightDecay": 0.5, "maxGradientNorm": 0.1}},
         ),
-        (LINEAR, {**LINEAR, "steps": 6}),
-        ({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}),
+        pytest.param(LINEAR, {**LINEAR, "steps": 6}, marks=pytest.mark.nightly),
+        pytest.param({}, {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}, marks=pytest.mark.nightly),
     ],
     ids=["learning rate", "all numbers", "length of the schedule", "schedule"],
 )
@@ -116,7 +116,7 @@ def test_a_change_holds_from_the_next_step_on_and_is_recorded(
     assert "From step 3 on: spec.optimizer.learningRate 0.001 → 0.01" in report
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_change_that_is_undone_before_a_step_leaves_no_trace(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def test_numbers_with_too_little_memory_are_not_tried_again(tiny_job: MakeJob) -
 STEPS = 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_with_a_range_tries_measures_and_chooses_and_goes_on_with_what_was_written(
     tiny_job: MakeJob, tmp_path: Path
 ) -> None:

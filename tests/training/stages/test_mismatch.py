@@ -103,6 +103,7 @@ def file(tiny_job: MakeJob, tmp_path: Path, tiny_model: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cold_start", "nothing_is_left_behind")
+@pytest.mark.nightly
 def test_a_job_with_a_window_that_no_layer_uses_samples_as_its_model_defines(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
