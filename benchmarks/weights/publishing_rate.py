@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="the store; by default the folder of temporary files")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    policy = make_model(SHAPES["0.5b"], torch.float32, "cpu", seed=1)
+    policy = make_model(SHAPES["0.5b"], torch.float32, torch.device("cpu"), seed=1)
     seconds: dict[str, list[float]] = {"in several files": [], "in one file": []}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as store:
         for number in range(arguments.rounds + 1):

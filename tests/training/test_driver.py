@@ -8,11 +8,11 @@ import pytest
 
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.reading.validation import parse_content
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.step_journal import read_status
 from rlhfless_operator.training.run import AvailableGpus
 from tests.clusters.emulated_functions import EmulatedPlatform, Emulation

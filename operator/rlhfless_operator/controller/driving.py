@@ -17,6 +17,7 @@ from rlhfless_operator.controller.tenancy.threads import in_time
 from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
 from rlhfless_operator.platforms.job_platform import JobPlatform
@@ -26,7 +27,6 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.rehearsal import emulation_of

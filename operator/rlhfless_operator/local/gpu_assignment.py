@@ -8,7 +8,7 @@ from rlhfless_operator.errors import UserError
 from rlhfless_operator.job.actor_range import ActorRange, actor_range
 from rlhfless_operator.job.instance_gpus import gpus_of, needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
 

@@ -20,6 +20,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.functions_process import check_functions
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, assign_gpus
 from rlhfless_operator.local.view import TrainingView, ViewState
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.platforms.base import Platform, StateListener
 from rlhfless_operator.platforms.local.environment_server import EnvironmentServer, ServingEnvironment, check_command
 from rlhfless_operator.platforms.local.gpus import gpu_products, visible_gpus
@@ -30,7 +31,6 @@ from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
 from rlhfless_operator.report import write_report
 from rlhfless_operator.training.driver import drive
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.journal.begun_job import changes_since, named
 from rlhfless_operator.training.journal.budget import BudgetExhaustedError, used
 from rlhfless_operator.training.journal.step_journal import StepJournal, read_status

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
+from rlhfless_operator.planner.moves.rules import WaitingLearner
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
+from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP, before_last_chunk
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
@@ -64,6 +66,27 @@ class OwnStages:
             return scenario.instances
         return max(1, (scenario.gpus - self.learner_gpus) // scenario.gpus_per_instance - 1)
 
+    @property
+    def shared(self) -> SharedGpus | None:
+        """GPUs on which the stages take turns; None where each has its own."""
+        scenario = self.scenario
+        each = scenario.gpus_per_instance
+        gpus = SharedGpus(scenario.gpus, {"generation": each, "preparation": each, "learning": 1})
+        return gpus if scenario.sleeps else None
+
+    def waiting_learner(self, tokens: float, preparers: int, earliest: float) -> WaitingLearner | None:
+        """Return the learner that waits for GPUs of actors; None if it has its own, or waits for all groups.
+
+        Args:
+            tokens: of all samples, as far as they are foreseen.
+            earliest: moment at which the plan has it begin.
+        """
+        if self.shared is None or not self.follows:
+            return None
+        learning = self.scenario.learning_gpu_seconds(tokens) / self.learner_gpus
+        actors = self.shared.actors_beside({"preparation": preparers, "learning": self.learner_gpus})
+        return WaitingLearner(actors, before_last_chunk(learning) + self.scenario.trainer_start_seconds, earliest)
+
     def training(self, stayed: tuple[int, int] | None = None) -> Training:
         """Return what the plan of a step knows of both stages: what earlier steps would have measured.
 
@@ -92,6 +115,7 @@ class OwnStages:
             learners=(learner,),
             follows=self.follows,
             holding=None if stayed is None else self._holding(*stayed),
+            shared=self.shared,
         )
 
     def _holding(self, actors: int, preparers: int) -> StagesHolding | None:
@@ -193,6 +217,8 @@ class OwnStages:
         # Preparation begins so early that the learner does not wait for it.
         wake = 0.0 if stays else scenario.startup_seconds
         begin = max(0.0, last - float(preparation.sum()) / (preparers * each) - wake - float(work.sum()))
+        if scenario.sleeps:
+            begin = max(begin, float(free[min(preparers * each, scenario.gpus) - 1]))
         prepared = prepare_in_chunks(
             completions, preparation / each, work, preparers, begin=begin, wake_seconds=scenario.startup_seconds
         )

@@ -56,9 +56,9 @@ class Scenario:
     sleeps: bool = True
     """Whether our instances sleep on slots between their tasks: each task of theirs then begins with a wake, which no
     forecast hides. If not, whole pods start ahead of their work."""
-    store_rate: float = 0.4e9
-    """Bytes of new weights per second that one GPU of our learner publishes through the store. Measured for 126 MB in a
-    folder: `benchmarks/weights/results/publishing.json`."""
+    store_rate: float = 0.85e9
+    """Bytes of new weights per second that one GPU of our learner publishes through the store. Measured for 1 GB in a
+    folder, with one core: `benchmarks/weights/results/publishing_rate.json`."""
     training_utilisation: float = 0.35
     """Part of the peak arithmetic that learning reaches. Assumed."""
     preparation_utilisation: float = 0.5

@@ -9,6 +9,7 @@ from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.spec import RLHFJob, RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.holding import StagesHolding
 from rlhfless_operator.platforms.base import Platform, StateChange
 from rlhfless_operator.records.folder import JobFolder
@@ -25,7 +26,6 @@ from rlhfless_operator.training.instances.draft_history import DraftHistory
 from rlhfless_operator.training.instances.gang import GangSize
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
 from rlhfless_operator.training.instances.relays import Relays
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
 from rlhfless_operator.training.journal.lease import Lease
 from rlhfless_operator.training.journal.step_journal import StepJournal
@@ -146,7 +146,7 @@ def open_run(
         latency: of its instances, before any was measured; None if nothing is known.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=latency)
+    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=latency, shared=gpus.shared)
     relays = Relays()
 
     def on_state(change: StateChange) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.moves.migration import Migration, Move
-from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving, WaitingLearner
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 
 LATENCY = LinearLatency(0.010, 40e-6, 50e-9, 20e-6)
@@ -153,6 +153,40 @@ def test_saving_respects_the_price_of_time():
     shares = {"a": 20, "b": 20}
     assert machine(Saving(heavy, slots=64, time_price=5), shares).decide(1) == []
     assert machine(Saving(heavy, slots=64, time_price=0, pause_seconds=0), shares).decide(1)
+
+
+def test_saving_may_delay_responses_after_which_a_learner_goes_on_in_any_case():
+    heavy = LinearLatency(0.001, 500e-6, 0, 0)
+    shares = {"a": 20, "b": 20}
+
+    def moves(learner):
+        return machine(Saving(heavy, slots=64, time_price=5, pause_seconds=0, learner=learner), shares).decide(10)
+
+    assert moves(None) == []
+    assert len(moves(WaitingLearner(actors=1, seconds=1000, earliest=0))) == 1
+    assert moves(WaitingLearner(actors=1, seconds=0.01, earliest=0)) == []
+    assert moves(WaitingLearner(actors=2, seconds=1000, earliest=0, began=-990)) == []
+    assert moves(WaitingLearner(actors=0, seconds=1000, earliest=0)) == [], "it waits for the last response"
+
+
+def test_saving_delays_nothing_for_a_learner_beside_which_the_samples_do_not_fit():
+    heavy = LinearLatency(0.001, 500e-6, 0, 0)
+
+    def moves(actors):
+        learner = WaitingLearner(actors=actors, seconds=1000, earliest=0)
+        rule = Saving(heavy, slots=64, time_price=5, pause_seconds=0, learner=learner)
+        return machine(rule, dict.fromkeys("abcd", 20)).decide(10)
+
+    assert moves(1) == []
+    assert moves(2)
+
+
+def test_a_learner_waits_for_its_moment_and_for_its_gpus():
+    learner = WaitingLearner(actors=2, seconds=10, earliest=5)
+    assert [learner.seconds_left(2, 0), learner.seconds_left(3, 4), learner.seconds_left(3, 20)] == [15, 11, 10]
+    assert learner.seconds_left(2, 21) == 10
+    assert learner.seconds_left(2, 25) == 6
+    assert learner.seconds_left(2, 40) == 0
 
 
 def test_saving_does_not_burden_an_actor_that_may_hold_a_runaway():

@@ -3,7 +3,7 @@
 import pytest
 
 from rlhfless_functions.api import Stage
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ def test_a_learner_has_room_once_enough_actors_have_left(working: dict[Stage, in
 
 def test_a_stage_without_gpus_always_has_room() -> None:
     assert SharedGpus(1, {"generation": 1}).has_room("preparation", {"generation": 1})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "learners", "actors"), [({"generation": 1, "learning": 2}, 1, 6), ({"generation": 3, "learning": 2}, 1, 2)]
+)
+def test_so_many_actors_have_gpus_beside_others(gpus: dict[Stage, int], learners: int, actors: int) -> None:
+    assert SharedGpus(8, gpus).actors_beside({"learning": learners}) == actors
+    assert SharedGpus(1, gpus).actors_beside({"learning": learners}) == 0

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile, LinearLatency
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus, Stage
 from rlhfless_operator.planner.step.forecast import StepForecast, Tail, Training
 from rlhfless_operator.planner.step.holding import STEPS_OF_A_START, Holding
+from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.planner.step.planning import Division
 
@@ -75,3 +77,34 @@ def test_what_is_held_costs_its_gpus_for_the_whole_step() -> None:
     later, dearer = found.held(work, Training(8, 0.0, 2.0, 0.5), Holding(5, 3.0, 9.0))
     assert later == pytest.approx(seconds + 3.0 / STEPS_OF_A_START)
     assert dearer == pytest.approx(8 * later + 3 * 9.0 / STEPS_OF_A_START)
+
+
+def learnt(shared, *, follows, preparers=1):
+    """The moments at which all groups are prepared, and at which they are learnt from."""
+    found, _ = forecast(0.0, instances=4)
+    option = LearnerOption(2, 1e-3, 0.0, 0.0)
+    training = Training(4, 1e-4, 0.0, 0.0, preparers=(preparers,), follows=follows, shared=shared)
+    tokens = np.full(80, 400.0)
+    prepared = found.prepared(1e-4 * tokens, training, preparers)
+    return found, float(prepared.max()), found.learnt(prepared, tokens, training, option, preparers)[1]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_learner_begins_when_actors_have_left_it_gpus(follows: bool) -> None:
+    stages: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
+    found, prepared, apart = learnt(None, follows=follows)
+    _, beside, roomy = learnt(SharedGpus(8, stages), follows=follows)
+    assert (beside, roomy) == (prepared, apart)
+    actors, late, few = learnt(SharedGpus(4, stages), follows=follows)
+    assert actors.end == found.end
+    learning = 80 * 400e-3
+    assert late >= min(actors._ends)
+    # Beside preparation it needs the GPUs of three of the four actors.
+    assert few >= sorted(actors._ends)[2] + learning - 1e-9
+    assert few >= apart
+
+
+def test_one_gpu_goes_from_stage_to_stage() -> None:
+    found, prepared, end = learnt(SharedGpus(1, {"generation": 1, "preparation": 1, "learning": 0}), follows=True)
+    assert prepared >= min(found._ends)
+    assert end >= prepared

@@ -9,10 +9,10 @@ import pytest
 from rlhfless_functions.api import Preload, Stage, WeightsReference
 from rlhfless_functions.settings import ModelSettings
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.training.instances import capacity as capacity_module
 from rlhfless_operator.training.instances.capacity import Capacity
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 
 PRELOAD = Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=0, uri="m"))
 

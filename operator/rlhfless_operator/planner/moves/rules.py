@@ -100,6 +100,30 @@ class Repack:
 
 
 @dataclass
+class WaitingLearner:
+    """A learner that needs the GPUs of actors, and learns from groups while the others are generated.
+
+    Generation may end later at no cost to the step, as long as the learner ends after it in any case.
+    """
+
+    actors: int
+    """Most actors beside which it has its GPUs."""
+    seconds: float
+    """Seconds of learning, its start included, without the groups that are prepared last."""
+    earliest: float
+    """Moment before which it does not begin, in seconds into the step."""
+    began: float | None = None
+    """Moment at which it could begin; None while it waits."""
+
+    def seconds_left(self, actors: int, now: float) -> float:
+        """Return the seconds from `now` for which it learns at least, beside so many actors."""
+        if self.began is None and now >= self.earliest and actors <= self.actors:
+            self.began = now
+        began = max(now, self.earliest) if self.began is None else self.began
+        return max(0.0, began + self.seconds - now)
+
+
+@dataclass
 class Saving:
     """Ours: an actor is emptied when that saves more instance-seconds than it costs.
 
@@ -125,6 +149,8 @@ class Saving:
     period: float = 1.0
     """Least seconds between two decisions."""
     last: float = -math.inf
+    learner: WaitingLearner | None = None
+    """The learner of the step, if it needs GPUs that actors leave: its end counts as the end of another actor."""
 
     def due(self, actors: Collection[Actor], now: float) -> bool:
         """Return whether a period has passed and any two actors fit on one instance."""
@@ -139,6 +165,11 @@ class Saving:
         self.last = now
         fleet = _Fleet(actors, _line_of(self.latency, actors), self.longest)
         horizon = float(fleet.seconds().max())
+        if self.learner is not None:
+            left = self.learner.seconds_left(len(actors), now)
+            # Where all samples do not fit beside the learner, it waits for the last response.
+            if self.learner.began is not None or self._fit(fleet, self.learner.actors):
+                horizon = max(horizon, left)
         receivers = np.zeros(len(actors), dtype=bool)
         moves = []
         for source in np.argsort(fleet.context, kind="stable").tolist():
@@ -159,6 +190,11 @@ class Saving:
             receivers[best] = True
             moves.append(Move(actors[source].name, tuple(actors[source].samples), actors[best].name))
         return moves
+
+    def _fit(self, fleet: "_Fleet", actors: int) -> bool:
+        """Return whether so many actors have room for all samples."""
+        slots, kv_tokens = actors * self.slots, actors * self.kv_tokens if actors else 0
+        return bool(fleet.samples.sum() <= slots and fleet.full_context.sum() <= kv_tokens)
 
     def _cost(self, fleet: "_Fleet", source: int, receivers: Flags) -> Floats:
         """Return the seconds that each actor loses as the receiver [actors]; a receiver is restarted only once."""

@@ -11,5 +11,5 @@ is their *holder*, and so is its job. A *turn* is the time for which a task, or 
   jobs whose turn it is share the slots: `sharing`.
 
 In both, `contention` tells a job's plans how much the other jobs want, and `decayed_sum` keeps the use of a job lately.
-`placement` says where pods go.
+`placement` says where pods go. `shared_gpus` are the slots that one job's stages use in turns.
 """

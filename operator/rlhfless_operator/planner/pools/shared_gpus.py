@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from rlhfless_functions.api import Stage
+Stage = Literal["generation", "preparation", "learning"]
 
 
 @dataclass(frozen=True)
@@ -16,5 +17,14 @@ class SharedGpus:
 
     def has_room(self, stage: Stage, working: Mapping[Stage, int]) -> bool:
         """Return whether one more instance of a stage has GPUs beside so many of each stage at work."""
-        used = sum(self.per_instance.get(each, 0) * count for each, count in working.items())
-        return used + self.per_instance.get(stage, 0) <= self.count
+        return self.used(working) + self.per_instance.get(stage, 0) <= self.count
+
+    def used(self, working: Mapping[Stage, int]) -> int:
+        """Return the GPUs of so many instances of each stage."""
+        return sum(self.per_instance.get(each, 0) * count for each, count in working.items())
+
+    def actors_beside(self, working: Mapping[Stage, int]) -> int:
+        """Return the most actors that have GPUs beside so many instances of other stages; 0 if these have none."""
+        each = self.per_instance.get("generation", 0)
+        left = self.count - self.used(working)
+        return max(0, left // each if each else left)

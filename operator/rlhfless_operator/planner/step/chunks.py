@@ -9,6 +9,11 @@ def least_chunk(left: int, at_once: int) -> int:
     return max(1, left // (CHUNKS_PER_STEP * at_once))
 
 
+def before_last_chunk(seconds: float) -> float:
+    """Return the part of a batch's learning that a learner can do before the last groups are prepared."""
+    return seconds * (1 - 1 / CHUNKS_PER_STEP)
+
+
 def chunk_size(complete: int, left: int, at_once: int, *, ended: bool) -> int:
     """Return how many complete groups the next instance prepares; 0 if it should wait for more.
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus, Stage
 from rlhfless_operator.planner.step.holding import Held, Holding, StagesHolding, held_for
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import Loads
@@ -60,6 +61,8 @@ class Training:
     """Seconds for which each of them is held in a step without working: started, drained, or kept."""
     holding: StagesHolding | None = None
     """Costs of keeping all instances for the whole step, if there are preparers; None if that is not possible."""
+    shared: SharedGpus | None = None
+    """GPUs on which the stages take turns, if there are preparers; None if they can all have theirs at once."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,12 @@ class StepForecast:
         held = Held(gpus, max(0, gpus - holding.gpus), holding.start_seconds)
         return held_for(run.end, [held], holding.late_seconds)
 
-    def prepared(self, work: Floats, preparers: int) -> Floats:
+    def prepared(self, work: Floats, training: Training, preparers: int) -> Floats:
         """Return the moment at which each group is prepared by `preparers` instances [groups]."""
-        return queue(self.completions, work, preparers)
+        if training.shared is None:
+            return queue(self.completions, work, preparers)
+        begin = self._left_to(training.shared, {"preparation": preparers})
+        return queue(np.maximum(self.completions, begin), work, preparers)
 
     def learnt(
         self, prepared: Floats, tokens: Floats, training: Training, option: LearnerOption, preparers: int
@@ -205,7 +211,11 @@ class StepForecast:
         """
         learning = option.token_seconds * tokens
         preparation_end, total = float(prepared.max()), float(learning.sum())
-        end = float(queue(prepared, learning).max()) if training.follows else preparation_end + total
+        begin = self._learns_from(prepared, training, option.instances, preparers)
+        if training.follows:
+            end = float(queue(np.maximum(prepared, begin), learning).max())
+        else:
+            end = max(preparation_end, begin) + total
         held = total + option.rest_seconds + option.idle_seconds
         paid = _preparers_held(preparation_end, training, preparers) * training.preparation_price
         paid += option.instances * held * training.learning_price
@@ -224,15 +234,32 @@ class StepForecast:
             preparers: number of instances that prepare.
         """
         accumulated = training.accumulation_token_seconds * tokens
-        end = float(queue(prepared, accumulated).max())
+        learners = training.learning_instances
+        from_when = self._learns_from(prepared, training, learners, preparers)
+        end = float(queue(np.maximum(prepared, from_when), accumulated).max())
         # A learner that begins so late that it never waits is done as early as one that begins at once.
         begin = max(0.0, end - float(accumulated.sum()))
         seconds = end + training.update_seconds + training.afterwards_seconds
         afterwards = training.update_seconds + training.afterwards_seconds
-        paid = _preparers_held(end, training, preparers) * training.preparation_price
-        learners = training.learning_instances
+        paid = _preparers_held(float(prepared.max()), training, preparers) * training.preparation_price
         paid += learners * (afterwards + training.learner_idle_seconds) * training.learning_price
         return TrainerPlan(learners, begin), seconds, self.gpu_seconds + paid
+
+    def _learns_from(self, prepared: Floats, training: Training, learners: int, preparers: int) -> float:
+        """Return the moment from which the learning instances have GPUs: beside preparation, or after it."""
+        shared = training.shared
+        if shared is None:
+            return -math.inf
+        after = max(float(prepared.max()), self._left_to(shared, {"learning": learners}))
+        both: dict[Stage, int] = {"preparation": preparers, "learning": learners}
+        return after if shared.used(both) > shared.count else min(after, self._left_to(shared, both))
+
+    def _left_to(self, shared: SharedGpus, working: Mapping[Stage, int]) -> float:
+        """Return the moment from which actors leave GPUs to so many instances of other stages."""
+        if not (gpus := shared.used(working)):
+            return -math.inf
+        free = free_gpus(self._ends, shared.count, shared.per_instance.get("generation", 0))
+        return float(free[min(gpus, shared.count) - 1])
 
     def _completed(self, end: float) -> Floats:
         """Return the moment at which each group is complete, if the last response ends at `end` [groups]."""

@@ -275,7 +275,7 @@ class _Search:
     ) -> list[_Outcome]:
         """Return the outcomes of a division with `preparers` preparation instances, one for each learner option."""
         training, tokens = self._training, self._tokens
-        ready = forecast.prepared(self._work, preparers)
+        ready = forecast.prepared(self._work, training, preparers)
         found = [forecast.learnt(ready, tokens, training, each, preparers) for each in training.learners]
         if not found:
             found = [forecast.trained_apart(ready, tokens, training, preparers)]

@@ -18,6 +18,7 @@ from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
 from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.generation import ExpectedGroup, ExpectedSamples, plan_generation
 from rlhfless_operator.planner.step.holding import StagesHolding
@@ -38,10 +39,11 @@ from rlhfless_operator.training.costs.generation_plan import (
     with_environments,
     with_given,
 )
-from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration
+from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration, waiting_learner
 from rlhfless_operator.training.costs.observations import observe
 from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
+from rlhfless_operator.training.costs.state_times import StateTimes
 
 _LEAST_SWITCH_SECONDS = 1.0
 """Least seconds for which a learner is let go: it is seen to wait, and looks for groups, a few times a second."""
@@ -79,6 +81,7 @@ class CostModel:
         actors: how many generation instances a step may use.
         contention: called before each plan; returns the GPUs that other jobs leave.
         latency: of the instances, as far as it is known before their first work.
+        shared: GPUs on which the stages take turns; None if they can all have theirs at once.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class CostModel:
         contention: Callable[[], Contention] = lambda: ALONE,
         *,
         latency: LinearLatency | None = None,
+        shared: SharedGpus | None = None,
     ) -> None:
+        self._shared = shared
         self._spec = spec
         self._actors = actors
         self._contention = contention
@@ -100,9 +105,7 @@ class CostModel:
         """Least room that the instances of the newest step have reported."""
         self._split_actors: int | None = None
         """Number of actors of the newest split of an asynchronous job."""
-        self._starting: dict[str, float] = {}
-        self._draining: dict[str, float] = {}
-        self._switching: dict[str, float] = {}
+        self._state_times = StateTimes()
 
     # --- planning ---
 
@@ -156,7 +159,11 @@ class CostModel:
         # Stages that work at the same time follow each other in any case.
         follows = follows and ahead is None
         training = training_of(
-            *(spec, self.history, learners), follows=follows, learning_instances=learning_instances, holding=holding
+            *(spec, self.history, learners),
+            follows=follows,
+            learning_instances=learning_instances,
+            holding=holding,
+            shared=self._shared,
         )
         setting = setting_of(spec, limits, self.latency, training, self.history, contention, ahead)
         planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
@@ -192,7 +199,11 @@ class CostModel:
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """Open the migration that chooses samples to move while a plan is carried out."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
-        return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room)
+        learner = None
+        if self._shared is not None:
+            wake = self.history.mean("waking/learning", self.history.mean(startup("learning")))
+            learner = waiting_learner(plan.planned, self._shared, wake)
+        return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room, learner=learner)
 
     def restart_seconds(self, steps: int) -> float:
         """Return the seconds until a fresh learner can work: loading, and so many steps again."""
@@ -298,18 +309,8 @@ class CostModel:
 
     def instance_changed(self, change: StateChange) -> None:
         """Learn how long instances take to start, to wake and to end."""
-        if change.state == "starting":
-            self._starting[change.instance] = change.at
-        elif (since := self._starting.pop(change.instance, None)) is not None and change.state in ("idle", "busy"):
-            self.history.add(startup(change.stage), change.at - since)
-        if change.state == "switching":
-            self._switching[change.instance] = change.at
-        elif (since := self._switching.pop(change.instance, None)) is not None and change.state == "busy":
-            self.history.add(f"waking/{change.stage}", change.at - since)
-        if change.state == "draining":
-            self._draining[change.instance] = change.at
-        elif (since := self._draining.pop(change.instance, None)) is not None and change.state == "ended":
-            self.history.add(f"draining/{change.stage}", change.at - since)
+        if (found := self._state_times.observe(change)) is not None:
+            self.history.add(*found)
 
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]

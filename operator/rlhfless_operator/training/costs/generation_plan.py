@@ -11,6 +11,7 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile, Latency
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import ExpectedGroup, PlannedStep, StepSetting
@@ -87,6 +88,7 @@ def training_of(
     follows: bool,
     learning_instances: int = 1,
     holding: StagesHolding | None = None,
+    shared: SharedGpus | None = None,
 ) -> Training:
     """Return what preparation and learning take and cost, as earlier steps have shown it.
 
@@ -95,6 +97,7 @@ def training_of(
         follows: whether learning may begin before the batch is complete.
         learning_instances: number of them if there is no choice.
         holding: costs of keeping all instances; None if they can't be kept.
+        shared: GPUs on which the stages take turns; None if they can all have theirs at once.
     """
     preparation = spec.preparation.instances
     accumulation = history.mean("learning/token") if follows else 0.0
@@ -114,6 +117,7 @@ def training_of(
         learning_instances=learning_instances,
         learner_idle_seconds=idle_seconds(history, "learning"),
         holding=holding,
+        shared=shared,
     )
 
 

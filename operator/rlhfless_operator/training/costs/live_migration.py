@@ -7,7 +7,10 @@ from rlhfless_functions.api import EngineRoom
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import Latency
 from rlhfless_operator.planner.moves.migration import MOST_GROWTH, Key, Migration, Rule
-from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving, WaitingLearner
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
+from rlhfless_operator.planner.step.chunks import before_last_chunk
+from rlhfless_operator.planner.step.generation import PlannedStep
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 
 UNKNOWN_PAUSE_SECONDS = 0.25
@@ -15,7 +18,13 @@ UNKNOWN_PAUSE_SECONDS = 0.25
 
 
 def open_migration(
-    spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, *, pause_seconds: float, room: EngineRoom | None = None
+    spec: RLHFJobSpec,
+    plan: GenerationPlan,
+    latency: Latency,
+    *,
+    pause_seconds: float,
+    room: EngineRoom | None = None,
+    learner: WaitingLearner | None = None,
 ) -> Migration:
     """Open the state machine of one step's generation.
 
@@ -24,13 +33,33 @@ def open_migration(
         latency: of the instances, as far as it is known.
         pause_seconds: measured cost of a move so far, besides prefill.
         room: as the instances have reported it; no receiver is given more at a time.
+        learner: the learner of the step, if it needs GPUs that actors leave.
     """
-    rule = _rule(spec, plan, latency, pause_seconds, room)
+    rule = _rule(spec, plan, latency, pause_seconds, room, learner)
     return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
 
 
+def waiting_learner(planned: PlannedStep, shared: SharedGpus, start_seconds: float) -> WaitingLearner | None:
+    """Return the learner of a plan that needs GPUs which actors leave; None if it waits for all groups.
+
+    Args:
+        shared: GPUs on which the stages take turns.
+        start_seconds: seconds in which the learner wakes or starts.
+    """
+    if planned.groups is None or planned.whole is None:
+        return None
+    trainer, learning = planned.whole.trainer, sum(planned.groups.learning.values())
+    actors = shared.actors_beside({"preparation": planned.preparers, "learning": trainer.gpus})
+    return WaitingLearner(actors, start_seconds + before_last_chunk(learning), trainer.begin)
+
+
 def _rule(
-    spec: RLHFJobSpec, plan: GenerationPlan, latency: Latency, pause_seconds: float, room: EngineRoom | None
+    spec: RLHFJobSpec,
+    plan: GenerationPlan,
+    latency: Latency,
+    pause_seconds: float,
+    room: EngineRoom | None,
+    learner: WaitingLearner | None,
 ) -> Rule | None:
     settings = spec.planning.migration
     largest = max(map(len, plan.shares), default=1)
@@ -51,6 +80,7 @@ def _rule(
             pause_seconds=pause_seconds,
             hysteresis=settings.hysteresis,
             period=settings.period,
+            learner=learner,
         )
     return None
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from rlhfless_functions.api import STAGES, Preload, Stage
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
 from rlhfless_operator.planner.warming import keep_alive, kept_for
 from rlhfless_operator.platforms.base import Platform
-from rlhfless_operator.training.instances.shared_gpus import SharedGpus
 
 
 @dataclass
