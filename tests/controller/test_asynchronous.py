@@ -111,8 +111,9 @@ def test_the_resource_says_what_is_under_way_at_once(tmp_path: Path, monkeypatch
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         with running_operator(tmp_path, emulation) as operator:
             jobs.apply(small_job(**{"async": {"maxStaleness": 2}}))
-            status = jobs.wait("job", lambda status: status.get("stages") == "generation 3 · learning 1")
-            assert status["stage"] == "learning"
+            both = "generation 3 · learning 1"
+            # The operator patches the two fields one after the other.
+            jobs.wait("job", lambda status: (status.get("stage"), status.get("stages")) == ("learning", both))
             assert "generation 3 · learning 1" in columns(server, jobs_path(jobs.namespace))
             exposition = operator.get(operator.operator.metrics_port, "/metrics")
             for stage in ("generation", "learning"):

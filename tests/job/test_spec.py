@@ -95,7 +95,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "muon needs whole matrices, but each of 2 instances holds only parts of them; write adamw, or set",
         ),
         ({"learning": {"instances": {"min": 2}}}, "learning.instances", "min 2 is more than max 1"),
-        ({"preparation": {"instances": {"min": 2}}}, "preparation.instances", "min 2 is more than max 1"),
+        ({"preparation": {"instances": {"min": 2, "max": 1}}}, "preparation.instances", "min 2 is more than max 1"),
         ({"async": {"kvCache": "keep"}}, "async.kvCache", "write newWeights: switch, or kvCache: recompute"),
         (
             {
@@ -164,7 +164,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
             "kl": {"coefficient": 0.1, "placement": "reward"},
         },
         "async": {"newWeights": "switch"},
-        "preparation": {"instances": {"min": 2}},
+        "preparation": {"instances": {"min": 2, "max": 1}},
     }
     evaluation = {**GREEDY, "samplesPerPrompt": 2, "rewards": [*TWO, *LONG, SOLVED]}
     fields = []

@@ -29,7 +29,7 @@ def assignment(made: RLHFJob, *gpus: str) -> GpuAssignment:
 
 def test_on_a_machine_without_gpus_nothing_changes() -> None:
     made = job(generation={"instances": {"max": 4}, "vllm": {"tensorParallelSize": 2}})
-    assert assignment(made) == GpuAssignment(ActorRange(1, 4))
+    assert assignment(made) == GpuAssignment(ActorRange(1, 4), ActorRange(1, 1))
 
 
 def test_on_a_machine_without_gpus_one_actor_has_all_cores_unless_the_job_says_otherwise() -> None:
@@ -153,3 +153,31 @@ def test_each_instance_that_prepares_has_a_gpu_of_its_own_beside_generation() ->
 def test_generation_ahead_of_a_learner_on_the_same_gpu_is_refused() -> None:
     with pytest.raises(TooFewGpusError, match="async generates while it learns, which needs 2 GPUs at once"):
         assignment(job(**{"async": {}}), "0")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "spec", "preparers"),
+    [
+        (4, {}, (1, 4)),
+        (4, {"generation": {"instances": {"max": 2}}}, (1, 1)),
+        (6, {"generation": {"instances": {"max": 2}}}, (1, 2)),
+        (4, {"generation": {"vllm": {"tensorParallelSize": 2}}}, (1, 4)),
+        (4, {"preparation": {"instances": {"min": 2}}}, (2, 4)),
+        (4, {"preparation": {"instances": {"min": 2, "max": 3}}}, (2, 3)),
+        (4, {"planning": {"policy": "even"}}, (1, 1)),
+        (4, {"async": {}}, (1, 1)),
+        (128, {}, (1, 64)),
+        (0, {}, (1, 1)),
+    ],
+)
+def test_as_many_instances_prepare_as_fit_on_the_gpus_of_generation(
+    gpus: int, spec: dict[str, Any], preparers: tuple[int, int]
+) -> None:
+    """With one, a step of a 3B model whose responses a reference scores took 50 s instead of 37."""
+    assert assignment(job(**PREPARES, **spec), *map(str, range(gpus))).preparers == ActorRange(*preparers)
+
+
+def test_a_rehearsed_job_has_the_preparers_of_its_emulated_gpus() -> None:
+    rehearsal = {"trace": "trace.parquet", "gpu": "L40S"}
+    made = job(**PREPARES, rehearsal=rehearsal, generation={"instances": {"max": 8}})
+    assert assignment(made).preparers == ActorRange(1, 8)

@@ -126,7 +126,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "generation.keepAlive": (LEFT_OUT, "0s", "5s"),
     "generation.kvBudgetTokens": (LEFT_OUT, 128),
     "generation.flush": (LEFT_OUT, "50ms"),
-    "preparation.instances": (LEFT_OUT, {"min": 1, "max": 2}, {"min": 2, "max": 2}),
+    "preparation.instances": (LEFT_OUT, {"min": 1, "max": 2}, {"min": 2, "max": 2}, {"min": 2}),
     "preparation.keepAlive": (LEFT_OUT, "0s", "5s"),
     "learning.keepAlive": (LEFT_OUT, "0s", "5s"),
     "learning.processes": (LEFT_OUT, 1, 2),

@@ -375,7 +375,12 @@ def test_on_cpus_alone_a_learner_waits_for_the_whole_batch_and_two_runs_have_the
 
 # --- on GPUs that stages use in turns ---
 
-IN_TURNS: dict[str, Any] = {**OVERLAPPED, "generation": {"instances": {"max": 3}}}
+IN_TURNS: dict[str, Any] = {
+    **OVERLAPPED,
+    "generation": {"instances": {"max": 3}},
+    # Those that prepare have their GPUs until all groups are prepared.
+    "preparation": {"instances": {"max": 1}},
+}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from rlhfless_operator.controller.prometheus import JobMeter
 from rlhfless_operator.controller.resource import JobResource
 from rlhfless_operator.controller.status_updates import StatusUpdates
 from rlhfless_operator.controller.tenancy.threads import in_time
-from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.prices import BudgetSpec
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
@@ -100,6 +100,8 @@ async def run_driver(
         room = _room(member, pool) if pool is not None else None
         gpus = AvailableGpus(
             actors,
+            # A queue sets quota aside for the most.
+            preparer_range(job.spec, actors, {} if resource.queue is not None else member.gpus),
             shared=room if member.sleeps else None,
             whole=None if member.sleeps else room,
             draining_seconds=context.settings.draining_seconds,

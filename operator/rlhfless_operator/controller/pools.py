@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from rlhfless_operator.controller import conditions
 from rlhfless_operator.controller.conditions import Reason, Tell
 from rlhfless_operator.controller.resource import JobResource
+from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.contention import ALONE, Contention, contention
 from rlhfless_operator.planner.pools.sharing import Pool
@@ -42,7 +43,8 @@ class Pools:
         spec, name = job.spec, pool_of(job)
         pool, generation = self._settings.pools.get(name), spec.generation.instances
         gpus = {} if pool is None else gpus_by_stage(job, self._settings.pods, pool)
-        actors = generation.max or room_in_pool(job, self._settings, resource.namespace) or 1
+        most = max(generation.max or room_in_pool(job, self._settings, resource.namespace) or 1, generation.min)
+        actors = ActorRange(generation.min, most)
         member = PoolMember(
             resource.uid,
             resource.namespace,
@@ -52,8 +54,8 @@ class Pools:
             self._jobs[name],
             priority=spec.priority,
             instances={
-                "generation": max(actors, generation.min),
-                "preparation": spec.preparation.instances.max,
+                "generation": actors.most,
+                "preparation": preparer_range(spec, actors, {} if resource.queue is not None else gpus).most,
                 "learning": spec.learning.instances.max,
             },
             together=["learning"] if spec.learning.instances.max > 1 else [],

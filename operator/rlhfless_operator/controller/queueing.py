@@ -128,7 +128,7 @@ class Queues:
 
 def pod_sets(job: RLHFJob, actors: ActorRange, settings: ClusterSettings) -> list[PodSet]:
     """Return the most pods that a job holds, by stage."""
-    learners, preparers = job.spec.learning.instances.max, job.spec.preparation.instances.max
+    learners, preparers = job.spec.learning.instances.max, job.spec.preparation.instances.set_aside
     ranges: dict[Stage, ActorRange] = {
         "generation": actors,
         "preparation": ActorRange(preparers, preparers),

@@ -1,13 +1,18 @@
-"""The number of generation instances that a step may use. Only this module reads `generation.instances`."""
+"""The numbers of generation and preparation instances that a step may use, where a job's document leaves them open."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlhfless_functions.api import Stage
 from rlhfless_operator.job.spec import RLHFJobSpec
+
+MOST_PREPARERS = 64
+"""Most preparation instances of a step."""
 
 
 @dataclass(frozen=True)
 class ActorRange:
-    """The fewest and the most generation instances that a step of a job may use."""
+    """The fewest and the most instances of generation, or of another stage, that a step of a job may use."""
 
     least: int
     most: int
@@ -31,3 +36,18 @@ def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> Acto
     instances = spec.generation.instances
     most = instances.max if instances.max is not None else there_is_room_for or 1
     return ActorRange(instances.min, max(instances.min, most))
+
+
+def preparer_range(spec: RLHFJobSpec, actors: ActorRange, gpus: Mapping[Stage, int]) -> ActorRange:
+    """Return the range of preparation instances that the job sets; see `PreparerRange`.
+
+    Args:
+        actors: generation instances that a step may use. Without `preparation.instances.max`, those of preparation use
+            no more GPUs than these.
+        gpus: GPUs of an instance of each stage; none for a missing stage.
+    """
+    instances, each = spec.preparation.instances, gpus.get("preparation", 0)
+    most = instances.set_aside
+    if instances.max is None and each and spec.asynchronous is None and spec.planning.policy == "cost":
+        most = max(most, min(MOST_PREPARERS, actors.most * gpus.get("generation", 0) // each))
+    return ActorRange(instances.min, most)

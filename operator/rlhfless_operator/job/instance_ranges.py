@@ -22,9 +22,16 @@ class PreparerRange(Settings):
 
     min: int = Field(default=1, ge=1, le=64)
     """Fewest instances of a step."""
-    max: int = Field(default=1, ge=1, le=64)
+    max: int | None = Field(default=None, ge=1, le=64)
     """Most instances of a step. With `planning.policy: cost` and a smaller `min`, the plan chooses the number from the
-    times that earlier steps took. An asynchronous job keeps GPUs free for the most."""
+    times that earlier steps took. By default as many as fit on the GPUs of the step's generation instances, at most 64.
+    It is the fewest by default in an asynchronous job, which keeps GPUs free for the most, in a queue of Kueue, which
+    sets quota aside for them, with another policy, and where preparation has no GPUs."""
+
+    @property
+    def set_aside(self) -> int:
+        """Number of instances for which GPUs or quota are set aside: the most, or the fewest if no most is named."""
+        return self.max or self.min
 
 
 class LearnerRange(Settings):

@@ -200,7 +200,7 @@ SPEC_RULES = (
         ("preparation.instances",),
         lambda spec: _is_a_range(spec.preparation.instances.min, spec.preparation.instances.max),
         CelRule(
-            "self.preparation.instances.min <= self.preparation.instances.max",
+            "!has(self.preparation.instances.max) || self.preparation.instances.min <= self.preparation.instances.max",
             "preparation.instances.min must be at most preparation.instances.max",
         ),
     ),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from rlhfless_functions.api import Stage
 from rlhfless_operator.errors import UserError
-from rlhfless_operator.job.actor_range import ActorRange, actor_range
-from rlhfless_operator.job.instance_gpus import gpus_of, needed_gpus
+from rlhfless_operator.job.actor_range import ActorRange, actor_range, preparer_range
+from rlhfless_operator.job.instance_gpus import gpus_of, instance_gpus, needed_gpus
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.training.requests.builder import RequestBuilder
@@ -22,6 +22,8 @@ class GpuAssignment:
 
     actors: ActorRange
     """Number of generation instances that a step may use."""
+    preparers: ActorRange
+    """Number of preparation instances that a step may use."""
     gpus: tuple[str, ...] = ()
     """Names of the GPUs, as in CUDA_VISIBLE_DEVICES."""
     per_instance: Mapping[Stage, int] | None = None
@@ -41,7 +43,10 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
     """
     spec = job.spec
     if not gpus:
-        return GpuAssignment(actor_range(spec))
+        actors = actor_range(spec)
+        # A rehearsal has as many emulated GPUs as it asks for.
+        emulated: Mapping[Stage, int] = instance_gpus(spec) if spec.rehearsal is not None else {}
+        return GpuAssignment(actors, preparer_range(spec, actors, emulated))
     needed, learners = needed_gpus(spec), spec.learning.instances.max
     generating, learning = needed["generation"], needed["learning"]
     computes = (
@@ -49,7 +54,7 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
         or any(reward.model is not None for reward in spec.all_rewards)
         or gpus_of(spec.preparation.pods) > 0
     )
-    preparing = int(computes) * spec.preparation.instances.max
+    preparing = int(computes) * spec.preparation.instances.set_aside
     for count, field in (
         (generating, "generation.vllm.tensorParallelSize"),
         (learning, "learning.processes"),
@@ -85,4 +90,8 @@ def assign_gpus(job: RLHFJob, requests: RequestBuilder, gpus: Sequence[str]) -> 
             f" to {learning * learners}, or lower generation.instances.max"
         )
     shared = SharedGpus(len(gpus), per_instance) if everything > len(gpus) else None
-    return GpuAssignment(actors, tuple(gpus), per_instance, shared)
+    preparers = preparer_range(spec, actors, per_instance)
+    if shared is None and preparing:
+        # Beside stages that have theirs at once, preparation has the GPUs that are left.
+        preparers = preparers.within(preparing + len(gpus) - everything)
+    return GpuAssignment(actors, preparers, tuple(gpus), per_instance, shared)

@@ -55,7 +55,7 @@ def why_not_in_pool(job: RLHFJob, settings: ClusterSettings, namespace: str) -> 
     pool = settings.pools.get(name)
     if pool is None:
         return None
-    gpus, preparers = gpus_by_stage(job, settings.pods, pool), job.spec.preparation.instances.max
+    gpus, preparers = gpus_by_stage(job, settings.pods, pool), job.spec.preparation.instances.set_aside
     room = min(pool.gpus, pool.share_of(namespace))
     if job.spec.asynchronous is not None:
         return _why_not_ahead(job, name, pool, room, gpus["generation"], _gpus_beside_generation(job, gpus))
@@ -96,7 +96,7 @@ def _why_not_ahead(job: RLHFJob, name: str, pool: PoolSettings, room: int, gener
 def _gpus_beside_generation(job: RLHFJob, gpus: Mapping[Stage, int]) -> int:
     """Return the GPUs of a pool that the stages after generation use at once."""
     spec = job.spec
-    return gpus["preparation"] * spec.preparation.instances.max + gpus["learning"] * spec.learning.instances.max
+    return gpus["preparation"] * spec.preparation.instances.set_aside + gpus["learning"] * spec.learning.instances.max
 
 
 def room_in_quotas(job: RLHFJob, settings: ClusterSettings, quotas: Sequence[Mapping[str, Any]]) -> int | None:
@@ -153,7 +153,7 @@ def _beside_generation(job: RLHFJob, defaults: PodsSpec, resource: str) -> float
     def asked(stage: Stage, instances: int) -> float:
         return instances * quantity(_limits(stages[stage]).get(resource, "0"))
 
-    return asked("preparation", spec.preparation.instances.max) + asked("learning", spec.learning.instances.max)
+    return asked("preparation", spec.preparation.instances.set_aside) + asked("learning", spec.learning.instances.max)
 
 
 def _limited(quotas: Sequence[Mapping[str, Any]], resource: str) -> Iterator[tuple[str, float]]:

@@ -204,7 +204,7 @@ def stages_of(settings: ClusterSettings, job: RLHFJob | None, namespace: str) ->
         return [StagePods("every stage", settings.pods, slots=_slots(settings, DEFAULT_POOL, settings.pods))]
     actors = actor_range(job.spec, room_in_pool(job, settings, namespace))
     pool = pool_of(job)
-    most = {"generation": actors.most, "preparation": job.spec.preparation.instances.max}
+    most = {"generation": actors.most, "preparation": job.spec.preparation.instances.set_aside}
     return [
         StagePods(stage, pods, most.get(stage, 1), _slots(settings, pool, pods))
         for stage, pods in pods_by_stage(job.on_cluster(settings.pods).spec).items()

@@ -102,7 +102,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
             _limits(spec, actors, instance),
             instance_hour=prices["generation"],
             others=_others(job, preparation, seconds + UPDATE_SECONDS, prices, learner, fit.learner),
-            preparers=(spec.preparation.instances.min, spec.preparation.instances.max),
+            preparers=(spec.preparation.instances.min, spec.preparation.instances.set_aside),
         )
         for learner, seconds in learning.items()
     }

@@ -111,6 +111,8 @@ class AvailableGpus:
 
     actors: ActorRange
     """Number of generation instances that a step may use."""
+    preparers: ActorRange | None = None
+    """Number of preparation instances that a step may use; None for those of a job without GPUs."""
     shared: SharedGpus | None = None
     """GPUs that stages use in turns, because they cannot all have theirs at once; None if they can."""
     whole: SharedGpus | None = None
@@ -146,7 +148,9 @@ def open_run(
         latency: of its instances, before any was measured; None if nothing is known.
     """
     journal = StepJournal(job.spec, folder, lease, status)
-    cost_model = CostModel(job.spec, gpus.actors, gpus.contention, latency=latency, shared=gpus.shared)
+    cost_model = CostModel(
+        job.spec, gpus.actors, gpus.contention, latency=latency, shared=gpus.shared, preparers=gpus.preparers
+    )
     relays = Relays()
 
     def on_state(change: StateChange) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask
-from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.history import History
@@ -55,7 +55,6 @@ _DRAFT_STEPS = 4
 """Number of newest steps that count for drafts: they rise and fall from one pass over the data to the next."""
 _FIRST = "learning/first"
 """Name in the history of the times of steps that learners took right after loading."""
-
 _SAVE = "learning/save"
 """Name in the history of the times in which learners saved their state."""
 _CHECKPOINT_SIZE = 6.0
@@ -82,6 +81,7 @@ class CostModel:
         contention: called before each plan; returns the GPUs that other jobs leave.
         latency: of the instances, as far as it is known before their first work.
         shared: GPUs on which the stages take turns; None if they can all have theirs at once.
+        preparers: how many preparation instances a step may use; by default those of a job without GPUs.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class CostModel:
         *,
         latency: LinearLatency | None = None,
         shared: SharedGpus | None = None,
+        preparers: ActorRange | None = None,
     ) -> None:
-        self._shared = shared
+        self._shared, self._preparers = shared, preparers or preparer_range(spec, actors, {})
         self._spec = spec
         self._actors = actors
         self._contention = contention
@@ -159,7 +160,7 @@ class CostModel:
         # Stages that work at the same time follow each other in any case.
         follows = follows and ahead is None
         training = training_of(
-            *(spec, self.history, learners),
+            *(spec, self.history, learners, self._preparers),
             follows=follows,
             learning_instances=learning_instances,
             holding=holding,
@@ -199,10 +200,8 @@ class CostModel:
     def open_migration(self, plan: GenerationPlan) -> Migration:
         """Open the migration that chooses samples to move while a plan is carried out."""
         pause = self.history.mean("pause", UNKNOWN_PAUSE_SECONDS)
-        learner = None
-        if self._shared is not None:
-            wake = self.history.mean("waking/learning", self.history.mean(startup("learning")))
-            learner = waiting_learner(plan.planned, self._shared, wake)
+        wake = self.history.mean("waking/learning", self.history.mean(startup("learning")))
+        learner = waiting_learner(plan.planned, self._shared, wake)
         return open_migration(self._spec, plan, self.latency, pause_seconds=pause, room=self.room, learner=learner)
 
     def restart_seconds(self, steps: int) -> float:
@@ -259,8 +258,9 @@ class CostModel:
         start = self.history.mean(startup("learning")) + self.restart_seconds(steps)
         switch = self.history.mean("draining/learning") + start * (1 + time_price)
         # One that never sleeps has no wakes.
-        wake = self.history.mean("waking/learning")
-        return LearnerPace(wake if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds)
+        return LearnerPace(
+            self.history.mean("waking/learning") if held else start, max(switch, _LEAST_SWITCH_SECONDS), last_seconds
+        )
 
     def learner_scaling(self, sizes: Sequence[int]) -> dict[int, Measured]:
         """Return the measurements of some numbers of learning instances."""

@@ -84,6 +84,7 @@ def training_of(
     spec: RLHFJobSpec,
     history: History,
     learners: Sequence[LearnerOption],
+    preparers: ActorRange,
     *,
     follows: bool,
     learning_instances: int = 1,
@@ -94,12 +95,12 @@ def training_of(
 
     Args:
         learners: numbers of learning instances from which the `cost` policy chooses; none if there is no choice.
+        preparers: how many preparation instances a step may use.
         follows: whether learning may begin before the batch is complete.
         learning_instances: number of them if there is no choice.
         holding: costs of keeping all instances; None if they can't be kept.
         shared: GPUs on which the stages take turns; None if they can all have theirs at once.
     """
-    preparation = spec.preparation.instances
     accumulation = history.mean("learning/token") if follows else 0.0
     return Training(
         gpus=1,
@@ -108,7 +109,7 @@ def training_of(
         update_seconds=0.0,
         preparation_price=price_of(spec, "preparation"),
         learning_price=price_of(spec, "learning"),
-        preparers=tuple(sizes(preparation.min, preparation.max)),
+        preparers=tuple(sizes(preparers.least, preparers.most)),
         preparer_idle_seconds=idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
         accumulation_token_seconds=accumulation,

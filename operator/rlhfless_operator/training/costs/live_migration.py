@@ -39,14 +39,14 @@ def open_migration(
     return Migration(rule, _outlook(spec, plan), max_moves=spec.planning.migration.moves_per_sample)
 
 
-def waiting_learner(planned: PlannedStep, shared: SharedGpus, start_seconds: float) -> WaitingLearner | None:
-    """Return the learner of a plan that needs GPUs which actors leave; None if it waits for all groups.
+def waiting_learner(planned: PlannedStep, shared: SharedGpus | None, start_seconds: float) -> WaitingLearner | None:
+    """Return the learner of a plan that needs GPUs which actors leave; None if it has its own, or waits for all groups.
 
     Args:
-        shared: GPUs on which the stages take turns.
+        shared: GPUs on which the stages take turns; None if they can all have theirs at once.
         start_seconds: seconds in which the learner wakes or starts.
     """
-    if planned.groups is None or planned.whole is None:
+    if shared is None or planned.groups is None or planned.whole is None:
         return None
     trainer, learning = planned.whole.trainer, sum(planned.groups.learning.values())
     actors = shared.actors_beside({"preparation": planned.preparers, "learning": trainer.gpus})
