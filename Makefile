@@ -22,10 +22,10 @@ INSTALL_VENV = { [ "$$(id -u)" = 0 ] && apt-get install -qq -y python3-venv >/de
 	{ echo "$(PYTHON) has no venv: apt-get install python3-venv" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all coverage test-matrix test-nightly test-vllm lint types figures bench docs site images e2e lock clean
+.PHONY: help run test test-all coverage test-matrix test-nightly test-vllm test-vllm-all lint types figures bench docs site images e2e lock clean
 
 help: ## say what each target does
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "rlhfless needs Python 3.11 to 3.13: install it, or say make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -68,6 +68,9 @@ $(VLLM_STAMP): pyproject.toml $(VLLM_LOCK) constraints.txt
 
 test-vllm: $(VLLM_STAMP) ## set up vLLM for the CPU in .venv-vllm, then run its engine's tests there
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) -k "not transformers"
+
+test-vllm-all: $(VLLM_STAMP) ## set up vLLM in the same way, then run all of its engine's tests (nightly)
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest $(VLLM_TESTS) -k "not transformers" -m "not matrix"
 
 lint: $(STAMP) ## check style and formatting with ruff, and which way imports point with import-linter
 	$(BIN)/ruff check .

@@ -11,7 +11,14 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: make tes
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("victim", [None, "generation-", "rlhfless_functions.environments", "driver"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        None,
+        "driver",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("generation-", "rlhfless_functions.environments")),
+    ],
+)
 def test_episodes_are_whole_and_what_was_sampled_is_what_the_trainer_computes(
     make_job: MakeJob, victim: str | None
 ) -> None:

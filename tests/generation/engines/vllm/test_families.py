@@ -21,6 +21,9 @@ from rlhfless_functions.generation.engines.vllm.engine import VllmEngine
 
 torch.set_num_threads(1)
 
+ALWAYS = ("qwen2.5, tied", "qwen3, experts", "llama 3", "gemma 3", "phi 3")
+"""Families that are tried for every change; the others are tried nightly."""
+
 
 def trained(folder: Path, to: Path) -> Path:
     """Another version of all weights, as the learner publishes it."""
@@ -45,7 +48,9 @@ def adapter(model: ModelSettings, to: Path) -> str:
     return str(to)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.nightly) for name in EVERY]
+)
 def test_a_family_is_sampled_as_by_the_other_engine(name: str, tmp_path: Path, tiny_model: Path) -> None:
     folder = save(EVERY[name], tmp_path / "model", tiny_model)
     assert (folder / "model.safetensors.index.json").exists()

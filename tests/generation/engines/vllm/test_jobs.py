@@ -95,7 +95,9 @@ def test_responses_go_on_with_newer_weights_and_the_keys_and_values_of_older_one
     assert "2 steps taken again: the same weights bit for bit" in replayed(job)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full weights", "an adapter"])
+@pytest.mark.parametrize(
+    "lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.nightly)], ids=["full weights", "an adapter"]
+)
 def test_responses_of_one_batch_after_the_other_keep_the_weights_that_they_began_with(
     tiny_job: Callable[..., Path], tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
 ) -> None:

@@ -23,7 +23,7 @@ def setting(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", range(JOBS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, JOBS))])
 def test_jobs_with_some_of_every_option_train(setting: Setting, number: int) -> None:
     jobs = each_value()
     left_out = dict.fromkeys(("learning.compile", "learning.processes", "tracking.tensorboard"), 0)
