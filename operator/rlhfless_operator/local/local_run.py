@@ -96,7 +96,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     if server is not None:
         check_command(server)
 
-    by_stage = threads_of(assignment.actors, assignment.preparers.most, threads)
+    by_stage = threads_of(assignment.actors, job.spec.preparation.instances.set_aside, threads)
     # Where the work is on CPUs, instances share those as others share GPUs.
     cpus = SharedGpus(threads, by_stage) if emulation is None and not assignment.gpus else None
 
