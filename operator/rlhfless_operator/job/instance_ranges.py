@@ -25,8 +25,8 @@ class PreparerRange(Settings):
     max: int | None = Field(default=None, ge=1, le=64)
     """Most instances of a step. With `planning.policy: cost` and a smaller `min`, the plan chooses the number from the
     times that earlier steps took. By default as many as fit on the GPUs of the step's generation instances, at most 64.
-    It is the fewest by default in an asynchronous job, which keeps GPUs free for the most, in a queue of Kueue, which
-    sets quota aside for them, with another policy, and where preparation has no GPUs."""
+    Some jobs have `min` by default: asynchronous ones and those in a queue of Kueue, for which GPUs or quota are set
+    aside, those with another policy, and those whose preparation has no GPUs."""
 
     @property
     def set_aside(self) -> int:
