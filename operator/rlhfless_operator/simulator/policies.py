@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Rule
-from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving, WaitingLearner
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
 from rlhfless_operator.simulator.global_ratio import GlobalRatio
 from rlhfless_operator.simulator.scenarios import Scenario
 
@@ -43,8 +43,8 @@ Told = Literal["division", "migration", "arrivals", "long", "short"]
 """Knowledge that a policy may have beforehand: the lengths for its division, those for its moves, the moments at which
 groups are complete, the lengths of the long responses (`foresight.LONG`), and those of all others."""
 
-RuleMaker = Callable[[Scenario, InstanceProfile, int, float, WaitingLearner | None], Rule]
-"""(scenario, profile, samples, price of a second in instance-seconds, learner that waits for GPUs) → a step's rule."""
+RuleMaker = Callable[[Scenario, InstanceProfile, int, float], Rule]
+"""(scenario, profile, samples, price of a second in instance-seconds) → a step's rule."""
 
 
 @dataclass(frozen=True)
@@ -99,27 +99,19 @@ ROOFLINE_BATCH = 64
 """Number of sequences that the baselines gather on an instance: few enough not to slow it down much."""
 
 
-def _actor_ratio(
-    scenario: Scenario, profile: InstanceProfile, samples: int, price: float, learner: WaitingLearner | None
-) -> Rule:
+def _actor_ratio(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
     return ActorRatio(0.95, scenario.max_batch)
 
 
-def _global_ratio(
-    scenario: Scenario, profile: InstanceProfile, samples: int, price: float, learner: WaitingLearner | None
-) -> Rule:
+def _global_ratio(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
     return GlobalRatio(0.9, ROOFLINE_BATCH, profile.kv_tokens, samples)
 
 
-def _repack(
-    scenario: Scenario, profile: InstanceProfile, samples: int, price: float, learner: WaitingLearner | None
-) -> Rule:
+def _repack(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
     return Repack(ROOFLINE_BATCH, profile.kv_tokens)
 
 
-def _saving(
-    scenario: Scenario, profile: InstanceProfile, samples: int, price: float, learner: WaitingLearner | None
-) -> Rule:
+def _saving(scenario: Scenario, profile: InstanceProfile, samples: int, price: float) -> Rule:
     return Saving(
         profile.latency,
         scenario.max_batch,
@@ -129,7 +121,6 @@ def _saving(
         pause_seconds=PAUSE_SECONDS,
         period=0.5,
         hysteresis=0.25,
-        learner=learner,
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthPredictor, assess
+from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.step.bounds import lower_bound
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import ExpectedSamples, StepSetting, plan_generation
@@ -221,12 +222,12 @@ class Run:
         if self._own is not None:
             # The learner's GPUs are others, where starts can be hidden at all.
             hidden = held or not (scenario.sleeps or self._stayed is None)
-        learner = None
-        if self._own is not None and self._trainer is not None:
+        rule = settings.rule(scenario, profile, len(responses), price) if settings.rule else None
+        if isinstance(rule, Saving) and self._own is not None and self._trainer is not None:
             tokens = sum(each.prompt_tokens + each.expected_tokens for each in foresight.samples().loads)
-            learner = self._own.waiting_learner(tokens, self._preparers, self._trainer.begin)
+            rule.learner = self._own.waiting_learner(tokens, self._preparers, self._trainer.begin)
         handling = Handling(
-            rule=settings.rule(scenario, profile, len(responses), price, learner) if settings.rule else None,
+            rule=rule,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
             restarts_receiver=settings.restarts_receiver,
             pause_seconds=settings.pause_seconds,
