@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_functions.api import Stage
+from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.local.gpu_assignment import GpuAssignment, TooFewGpusError, assign_gpus
 from rlhfless_operator.records.folder import JobFolder
@@ -181,3 +182,10 @@ def test_a_rehearsed_job_has_the_preparers_of_its_emulated_gpus() -> None:
     rehearsal = {"trace": "trace.parquet", "gpu": "L40S"}
     made = job(**PREPARES, rehearsal=rehearsal, generation={"instances": {"max": 8}})
     assert assignment(made).preparers == ActorRange(1, 8)
+
+
+def test_a_queue_sets_no_quota_aside_for_preparers_that_the_job_does_not_name() -> None:
+    gpus: dict[Stage, int] = {"generation": 1, "preparation": 1, "learning": 1}
+    actors, spec = ActorRange(1, 8), job(**PREPARES).spec
+    assert preparer_range(spec, actors, gpus) == ActorRange(1, 8)
+    assert preparer_range(spec, actors, gpus, queued=True) == ActorRange(1, 1)

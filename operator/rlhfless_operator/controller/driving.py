@@ -96,18 +96,7 @@ async def run_driver(
     emulation = await in_time(_emulation_of, job)
     with context.pools.joined(job, resource) as member:
         member.emulation = emulation
-        pool = context.settings.pools.get(member.pool)
-        room = _room(member, pool) if pool is not None else None
-        gpus = AvailableGpus(
-            actors,
-            # A queue sets quota aside for the most.
-            preparer_range(job.spec, actors, {} if resource.queue is not None else member.gpus),
-            shared=room if member.sleeps else None,
-            whole=None if member.sleeps else room,
-            draining_seconds=context.settings.draining_seconds,
-            contention=lambda: context.pools.contention(member),
-            gpu=pool.accelerator if pool is not None else None,
-        )
+        gpus = _available(context, resource, job, member, actors)
         try:
             await drive(
                 *(job, folder, make_platform, LiveProgress(on_note=note), gpus),
@@ -119,6 +108,23 @@ async def run_driver(
             await _report(folder, note)
             raise
     await _report(folder, note)
+
+
+def _available(
+    context: OperatorContext, resource: JobResource, job: RLHFJob, member: PoolMember, actors: ActorRange
+) -> AvailableGpus:
+    """Return the GPUs for a job's instances."""
+    pool = context.settings.pools.get(member.pool)
+    room = _room(member, pool) if pool is not None else None
+    return AvailableGpus(
+        actors,
+        preparer_range(job.spec, actors, member.gpus, queued=resource.queue is not None),
+        shared=room if member.sleeps else None,
+        whole=None if member.sleeps else room,
+        draining_seconds=context.settings.draining_seconds,
+        contention=lambda: context.pools.contention(member),
+        gpu=pool.accelerator if pool is not None else None,
+    )
 
 
 def _room(member: PoolMember, pool: PoolSettings) -> SharedGpus:

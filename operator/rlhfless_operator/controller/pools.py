@@ -55,7 +55,7 @@ class Pools:
             priority=spec.priority,
             instances={
                 "generation": actors.most,
-                "preparation": preparer_range(spec, actors, {} if resource.queue is not None else gpus).most,
+                "preparation": preparer_range(spec, actors, gpus, queued=resource.queue is not None).most,
                 "learning": spec.learning.instances.max,
             },
             together=["learning"] if spec.learning.instances.max > 1 else [],

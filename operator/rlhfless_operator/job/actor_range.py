@@ -38,16 +38,19 @@ def actor_range(spec: RLHFJobSpec, there_is_room_for: int | None = None) -> Acto
     return ActorRange(instances.min, max(instances.min, most))
 
 
-def preparer_range(spec: RLHFJobSpec, actors: ActorRange, gpus: Mapping[Stage, int]) -> ActorRange:
+def preparer_range(
+    spec: RLHFJobSpec, actors: ActorRange, gpus: Mapping[Stage, int], *, queued: bool = False
+) -> ActorRange:
     """Return the range of preparation instances that the job sets; see `PreparerRange`.
 
     Args:
         actors: generation instances that a step may use. Without `preparation.instances.max`, those of preparation use
             no more GPUs than these.
         gpus: GPUs of an instance of each stage; none for a missing stage.
+        queued: whether a queue sets quota aside for the most instances.
     """
     instances, each = spec.preparation.instances, gpus.get("preparation", 0)
-    most = instances.set_aside
-    if instances.max is None and each and spec.asynchronous is None and spec.planning.policy == "cost":
+    most, chooses = instances.set_aside, spec.planning.policy == "cost" and not queued
+    if instances.max is None and each and spec.asynchronous is None and chooses:
         most = max(most, min(MOST_PREPARERS, actors.most * gpus.get("generation", 0) // each))
     return ActorRange(instances.min, most)

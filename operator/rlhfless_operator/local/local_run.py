@@ -5,7 +5,7 @@ import contextlib
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -135,14 +135,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
                     folder,
                     make_platform,
                     progress,
-                    AvailableGpus(
-                        assignment.actors,
-                        assignment.preparers,
-                        shared=assignment.shared,
-                        whole=cpus,
-                        shelter=shelter,
-                        gpu=products[0] if len(products) == 1 else None,
-                    ),
+                    _available(assignment, cpus, shelter, products),
                     on_open=opened,
                 )
             except BudgetExhaustedError:
@@ -155,6 +148,20 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
         for line in _closing_lines(job, root, report, summary):
             view.say(line)
     return summary
+
+
+def _available(
+    assignment: GpuAssignment, cpus: SharedGpus | None, shelter: ShelterProcess | None, products: Sequence[str]
+) -> AvailableGpus:
+    """Return the GPUs, or the CPU threads, for a job's instances."""
+    return AvailableGpus(
+        assignment.actors,
+        assignment.preparers,
+        shared=assignment.shared,
+        whole=cpus,
+        shelter=shelter,
+        gpu=products[0] if len(products) == 1 else None,
+    )
 
 
 def view_state(run: TrainingRun, journal: StepJournal) -> ViewState:

@@ -13,9 +13,8 @@ from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import DraftedLatency
 from rlhfless_operator.planner.latency.linear import LinearLatency
-from rlhfless_operator.planner.moves.rules import Saving, WaitingLearner
+from rlhfless_operator.planner.moves.rules import Saving
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
-from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.warming import WINDOW
 from rlhfless_operator.platforms.base import StateChange
@@ -248,27 +247,6 @@ def test_a_learner_that_waited_has_not_taken_that_long(tiny_job: MakeJob) -> Non
     assert max(plan.groups.ready.values()) < plan.expected_seconds - 1.0
     assert all(seconds > 0 for seconds in plan.groups.learning.values())
     assert cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True).planned.groups is None
-
-
-def test_the_moves_of_a_step_know_that_a_learner_waits_for_the_gpus_of_actors(tiny_job: MakeJob) -> None:
-    spec = load_job(tiny_job(planning={"policy": "cost"}, generation={"instances": {"min": 2, "max": 2}})).spec
-    metrics = {"seconds": 90.0, "seconds/train": 80.0, "tokens": 200.0}
-
-    def learner(shared: SharedGpus | None, *, follows: bool) -> WaitingLearner | None:
-        cost_model = CostModel(spec, actor_range(spec), shared=shared)
-        cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
-        cost_model.history.add("waking/learning", 3.0)
-        plan = cost_model.plan([0, 1, 2], 4, PROMPT_TOKENS, known=True, follows=follows)
-        rule = cost_model.open_migration(plan)._rule
-        assert isinstance(rule, Saving)
-        return rule.learner
-
-    few = SharedGpus(2, {"generation": 1, "preparation": 0, "learning": 1})
-    waiting = learner(few, follows=True)
-    assert waiting is not None and waiting.actors == 1
-    assert waiting.seconds > 3.0
-    assert learner(few, follows=False) is None
-    assert learner(None, follows=True) is None
 
 
 def test_the_warm_up_of_a_learner_is_not_counted_against_its_number_of_instances(tiny_job: MakeJob) -> None:

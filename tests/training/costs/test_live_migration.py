@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from rlhfless_functions.api import LearnResult, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import InvalidJobError, load_job
 from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.latency.linear import LinearLatency
 from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
-from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving
+from rlhfless_operator.planner.moves.rules import ActorRatio, Repack, Saving, WaitingLearner
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.live_migration import open_migration
@@ -66,6 +68,27 @@ def test_what_remains_is_conditioned_on_what_there_is_already(tiny_job: Callable
     migration.assess()
     samples = migration.actors["a"].samples
     assert samples[0, 0].remaining <= 1 < samples[0, 1].remaining
+
+
+def test_the_moves_of_a_step_know_that_a_learner_waits_for_the_gpus_of_actors(tiny_job: Callable[..., Path]) -> None:
+    spec = load_job(tiny_job(planning={"policy": "cost"}, generation={"instances": {"min": 2, "max": 2}})).spec
+    metrics = {"seconds": 90.0, "seconds/train": 80.0, "tokens": 200.0}
+
+    def learner(shared: SharedGpus | None, *, follows: bool) -> WaitingLearner | None:
+        cost_model = CostModel(spec, actor_range(spec), shared=shared)
+        cost_model.learned(LearnResult(weights=WeightsReference(version=1, uri="w"), metrics=metrics))
+        cost_model.history.add("waking/learning", 3.0)
+        plan = cost_model.plan([0, 1, 2], 4, [5] * 12, known=True, follows=follows)
+        rule = cost_model.open_migration(plan)._rule
+        assert isinstance(rule, Saving)
+        return rule.learner
+
+    few = SharedGpus(2, {"generation": 1, "preparation": 0, "learning": 1})
+    waiting = learner(few, follows=True)
+    assert waiting is not None and waiting.actors == 1
+    assert waiting.seconds > 3.0
+    assert learner(few, follows=False) is None
+    assert learner(None, follows=True) is None
 
 
 def test_a_ratio_that_is_none_is_refused_with_its_field(tiny_job: Callable[..., Path]) -> None:
