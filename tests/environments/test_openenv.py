@@ -71,12 +71,14 @@ def test_an_environment_without_tools_takes_its_only_field_or_json(playing: Play
     assert 'user\n{"total": 1}<|im_end|>' in play.text(play.say("<think>one?</think> 1"))
     assert "Error: the action 'north' is not of type integer" in play.text(play.say("north"))
     assert "Error: the action is not valid (amount: Input should" in play.text(play.say('{"far": 1}'))
+    # The action's type allows it, and the environment raises.
+    assert "Error: division by zero" in play.text(play.say("16"))
     outcome = play.say('{"amount": 2}').outcome
     assert outcome is not None
     assert (outcome.score, outcome.ended, outcome.tool_errors) == (
         0.5,
         "finished",
-        {"unparsed": 1, "wrong_arguments": 1},
+        {"unparsed": 1, "wrong_arguments": 1, "raised": 1},
     )
 
 
@@ -105,7 +107,6 @@ def test_a_call_that_goes_wrong_is_an_observation(
         (False, 14, {"episode_seconds": 0.3}, "episodeSeconds"),
         (True, 13, {}, "failed"),
         (True, 15, {}, "failed"),
-        (False, 16, {}, "failed"),
     ],
 )
 def test_a_server_that_is_slow_drops_the_socket_or_answers_nonsense_fails_the_episode_and_no_other(

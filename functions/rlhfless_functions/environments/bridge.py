@@ -8,6 +8,7 @@ template may change earlier turns, for example remove their thoughts. A response
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -106,16 +107,12 @@ class Bridge:
         Raises:
             BridgeError: the template can't render it.
         """
-        called = [
-            {"type": "function", "id": f"call{number:05d}", "function": {"name": _TOOL, "arguments": {"value": _OTHER}}}
-            for number in range(len(calls))
-        ]
-        turn: Message = {"role": "assistant", "content": _MARK, "tool_calls": called}
+        turn = _turn_with_calls(len(calls))
         answers: list[Message] = [
             {"role": "tool", "name": call.name, "tool_call_id": f"call{number:05d}", "content": self.plain(result)}
             for number, (call, result) in enumerate(zip(calls, results, strict=True))
         ]
-        return self._between(last, turn, answers)
+        return self._between(last, turn, answers, _MARK if self._shows_text_beside_calls else _OTHER)
 
     def after_text(self, last: int | None, text: str) -> list[int]:
         """Return the tokens between a turn and the next, with a user's message between them.
@@ -128,7 +125,7 @@ class Bridge:
             BridgeError: the template can't render it.
         """
         turn: Message = {"role": "assistant", "content": _MARK}
-        return self._between(last, turn, [{"role": "user", "content": self.plain(text)}])
+        return self._between(last, turn, [{"role": "user", "content": self.plain(text)}], _MARK)
 
     def plain(self, text: str) -> str:
         """Return a text without the template's control tokens: a space parts their first two characters.
@@ -147,10 +144,14 @@ class Bridge:
         """
         function = {"name": call.name, "arguments": call.arguments}
         turn = {"role": "assistant", "content": _MARK, "tool_calls": [{"type": "function", "function": function}]}
-        rendered = self._render([{"role": "user", "content": "u"}, turn], begin=False)
-        after = self._after(rendered, _MARK, "what the model says beside a call")
+        prompt: list[Message] = [{"role": "user", "content": "u"}]
+        rendered = self._render([*prompt, turn], begin=False)
         if call.name not in rendered:
             raise BridgeError(f"the chat template does not show the model's calls of tools; {REMEDY}")
+        if self._shows_text_beside_calls:
+            after = self._after(rendered, _MARK, "what the model says beside a call")
+        else:
+            after = rendered.removeprefix(self._render(prompt, begin=True))
         return after[: self._end_of_turn(after)]
 
     def shows_tools(self) -> bool:
@@ -166,10 +167,15 @@ class Bridge:
 
     # --- the text after a turn -----------------------------------------------------------------------------------
 
-    def _between(self, last: int | None, turn: Message, new: Sequence[Message]) -> list[int]:
+    @cached_property
+    def _shows_text_beside_calls(self) -> bool:
+        """Whether a turn that calls tools has text as well. Llama's is the call alone."""
+        return _MARK in self._render([{"role": "user", "content": "u"}, _turn_with_calls(1)], begin=False)
+
+    def _between(self, last: int | None, turn: Message, new: Sequence[Message], mark: str) -> list[int]:
         before: list[Message] = [{"role": "user", "content": "u"}, turn]
-        alone = self._after(self._render(before, begin=False), _MARK, "the model's turn")
-        whole = self._after(self._render([*before, *new], begin=True), _MARK, "the model's turn")
+        alone = self._after(self._render(before, begin=False), mark, "the model's turn")
+        whole = self._after(self._render([*before, *new], begin=True), mark, "the model's turn")
         end = self._end_of_turn(alone)
         if not whole.startswith(alone[:end]):
             raise BridgeError(f"the chat template writes a turn's end differently once messages follow it; {REMEDY}")
@@ -217,6 +223,13 @@ class Bridge:
             except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
                 faults.append(error)
         raise BridgeError(f"the chat template refuses a conversation with tools or turns ({faults[0]}); {REMEDY}")
+
+
+def _turn_with_calls(count: int) -> Message:
+    """Return a turn of the model that says the mark, and calls a tool so often."""
+    function = {"name": _TOOL, "arguments": {"value": _OTHER}}
+    calls = [{"type": "function", "id": f"call{number:05d}", "function": function} for number in range(count)]
+    return {"role": "assistant", "content": _MARK, "tool_calls": calls}
 
 
 def _spelled(message: Message, arguments: Any) -> Message:

@@ -15,6 +15,8 @@ from rlhfless_functions.runtime.activity import limited_wait
 from rlhfless_functions.settings import EnvironmentSettings
 
 _REMEDY = "environment.openenv.url is the address of a server of OpenEnv 0.2 or later, without /ws"
+_ACTION_FAULTS = {"VALIDATION_ERROR": "wrong_arguments", "EXECUTION_ERROR": "raised"}
+"""Kinds of a server's errors that an action of the model caused."""
 
 
 class OpenEnvHost:
@@ -134,9 +136,10 @@ class OpenEnvSession:
         try:
             answer = self._exchange("step", read, seconds)
         except ServerError as error:
-            if error.code == "VALIDATION_ERROR":
-                return {"text": f"Error: {error}", "done": False, "fault": "wrong_arguments"}
-            raise EpisodeFailedError(f"raised in step: {error}") from error
+            # The session goes on: servers raise at actions that an environment's type allows and its state does not.
+            if (fault := _ACTION_FAULTS.get(error.code)) is None:
+                raise EpisodeFailedError(f"raised in step: {error}") from error
+            return {"text": f"Error: {error}", "done": False, "fault": fault}
         return {"text": answer.text(longest), "done": answer.done}
 
     def _exchange(self, kind: str, data: Mapping[str, Any], seconds: float) -> Answer:

@@ -13,6 +13,8 @@ from rlhfless_functions.environments.bridge import REMEDY, Bridge, BridgeError, 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|$)", re.DOTALL)
 _XML = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>\s*)?", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_KEYED = re.compile(r"\s*([^\s<]+)((?:\s*<arg_key>.*?</arg_key>\s*<arg_value>.*?</arg_value>)*)\s*", re.DOTALL)
+_KEY = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 _LONGEST = 200
 
@@ -26,8 +28,8 @@ class Unread:
 
 
 class CallParser:
-    """Reads the calls of a turn: in the form that the checkpoint's `response_template` describes, else as JSON or XML
-    within `<tool_call>`.
+    """Reads the calls of a turn in the form that the checkpoint's `response_template` describes. Without one, the chat
+    template shows the form: JSON, XML or GLM's keys and values within `<tool_call>`, or Llama's turn that is one call.
 
     Args:
         tokenizer: the model's.
@@ -42,6 +44,10 @@ class CallParser:
         self._tools = [dict(tool) for tool in tools]
         self._prefix = generation_prompt
         self._template = getattr(tokenizer, "response_template", None)
+        shown = str(tokenizer.chat_template)
+        self._keyed = "<arg_key>" in shown
+        self.takes_one = self._template is None and "<tool_call>" not in shown
+        """Whether a turn has one call at most, as JSON without anything around it (Llama 3)."""
 
     def calls(self, text: str) -> list[Call | Unread]:
         """Return the calls in a turn, in their order.
@@ -52,7 +58,10 @@ class CallParser:
         if self._template is not None:
             return self._by_template(text)
         # Thoughts may talk of calls.
-        return [self._read(match[1]) for match in _BLOCK.finditer(_THOUGHTS.sub("", text, count=1))]
+        said = _THOUGHTS.sub("", text, count=1)
+        if self.takes_one:
+            return _only_call(said.strip().removeprefix("<|python_tag|>"))
+        return [self._read(match[1]) for match in _BLOCK.finditer(said)]
 
     def _by_template(self, text: str) -> list[Call | Unread]:
         try:
@@ -67,7 +76,9 @@ class CallParser:
 
     def _read(self, block: str) -> Call | Unread:
         if match := _XML.fullmatch(block):
-            return Call(match[1], {name: self._typed(match[1], name, value) for name, value in _parameters(match[2])})
+            return self._named(match[1], _PARAMETER.findall(match[2]))
+        if self._keyed and (match := _KEYED.fullmatch(block)):
+            return self._named(match[1], _KEY.findall(match[2]))
         try:
             value = json.loads(block)
         except (ValueError, RecursionError) as error:
@@ -75,6 +86,9 @@ class CallParser:
         if not isinstance(value, dict):
             return Unread("the call is not a JSON object with name and arguments")
         return _call(value.get("name"), value.get("arguments", {}))
+
+    def _named(self, tool: str, arguments: Sequence[tuple[str, str]]) -> Call:
+        return Call(tool, {name: self._typed(tool, name, value) for name, value in arguments})
 
     def _typed(self, tool: str, name: str, value: str) -> Any:
         """Return a parameter written as text in its type: XML does not say which one it is."""
@@ -97,7 +111,8 @@ def check_tools(bridge: Bridge, parser: CallParser) -> None:
     """
     if not bridge.shows_tools():
         raise BridgeError(f"the chat template does not show the schemas of tools; {REMEDY}")
-    bridge.after_calls(None, [Call("probe", {}), Call("probe", {})], ["result", "result"])
+    most = 1 if parser.takes_one else 2
+    bridge.after_calls(None, [Call("probe", {})] * most, ["result"] * most)
     call = Call("rlhflesscall", {"first": "a", "second": 7})
     written = bridge.render_call(call)
     if parser.calls(written) != [call]:
@@ -107,8 +122,20 @@ def check_tools(bridge: Bridge, parser: CallParser) -> None:
         )
 
 
-def _parameters(text: str) -> list[tuple[str, str]]:
-    return [(match[1], match[2]) for match in _PARAMETER.finditer(text)]
+def _only_call(text: str) -> list[Call | Unread]:
+    """Return the call that a whole turn is; none if the turn is text, or JSON that calls nothing."""
+    if not text.startswith("{"):
+        return []
+    try:
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        return [Unread(f"the call is not JSON ({_short(str(error))})")] if text.startswith('{"name"') else []
+    arguments = value.get("parameters", value.get("arguments"))
+    if "name" not in value or arguments is None:
+        return []
+    if text[end:].strip():
+        return [Unread("a turn has one call, and nothing after it")]
+    return [_call(value["name"], arguments)]
 
 
 def _call(name: Any, arguments: Any) -> Call | Unread:
