@@ -130,7 +130,10 @@ def odd_documents() -> Iterator[dict[str, Any]]:
         yield document
 
 
-def test_odd_documents_do_no_harm(server: ApiServer, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_odd_documents_do_no_harm(
+    server: ApiServer, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
     """With an S3 server that answers: one without credentials is waited for."""
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
     # One of the folders names a file of the working directory.
@@ -140,7 +143,7 @@ def test_odd_documents_do_no_harm(server: ApiServer, s3: str, tmp_path: Path, mo
         running_operator(tmp_path, namespaces=(jobs.namespace,)) as operator,
     ):
         names = []
-        for document in itertools.islice(odd_documents(), 60):
+        for document in itertools.islice(odd_documents(), count):
             document["spec"]["backoffLimit"] = 1
             jobs.apply(document)
             names.append(document["metadata"]["name"])

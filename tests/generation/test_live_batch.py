@@ -75,7 +75,7 @@ def of(outcome: Outcome, sink: str) -> Rollouts:
     return Outcome(outcome.result, list(found)).finished()
 
 
-@pytest.mark.parametrize("readings", [(8, 20, 21, 45), (5, 6, 7, 8), (90, 180, 270, 360)])
+@pytest.mark.parametrize("readings", [(8, 20, 21, 45), (5, 6, 7, 8), (90, 110, 130, 150)])
 def test_samples_are_the_same_whenever_they_join(
     make_request: MakeRequest, whole: Rollouts, readings: tuple[int, ...]
 ) -> None:
@@ -297,10 +297,10 @@ def test_time_without_samples_is_not_work(make_request: MakeRequest, whole: Roll
     request = make_request("live", samples=GROUPS[0])
     last = max(len(whole[0, index].response_tokens) for index in range(SAMPLES))
     add = AddSamples(sink=request.sink, samples=GROUPS[1])
-    lines: dict[int, Line | None] = {last + 60: add, last + 61: None}
+    lines: dict[int, Line | None] = {last + 20: add, last + 21: None}
     idle = run_live(request, lines, TransformersEngine()).result.waited_seconds
     assert idle > 0.1, "readings of the clock, each of 0.01 s, in which the batch was empty"
     assert (
-        run_live(request, {last + 60: None}, TransformersEngine(), sink=f"{request.sink}-again").result.waited_seconds
+        run_live(request, {last + 20: None}, TransformersEngine(), sink=f"{request.sink}-again").result.waited_seconds
         == 0
     )

@@ -162,7 +162,7 @@ def test_a_share_that_was_cut_goes_on_from_its_recorded_turns(
     assert not {turn.sample for turn in again.turns if not turn.response} & {key for key, _ in first.announced(Partial)}
 
 
-@pytest.mark.parametrize("join_at", [5, 40, 400])
+@pytest.mark.parametrize("join_at", [5, 40, 150])
 def test_samples_that_join_a_batch_go_on_from_their_recorded_turns(
     make: Make, plain: dict[tuple[int, int], GeneratedSample], join_at: int
 ) -> None:
