@@ -1,5 +1,6 @@
 """The forecast before money is spent."""
 
+import dataclasses
 import json
 import re
 from decimal import Decimal
@@ -9,6 +10,7 @@ import pytest
 
 from rlhfless_operator.planner.latency.devices import find_profile, model_shape
 from rlhfless_operator.planner.latency.roofline import LLAMA_70B, QWEN_3B, QWEN_7B
+from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
 from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.simulator.forecast import WEIGHTS, Forecast, Others, typical_step
 from rlhfless_operator.simulator.traces import LengthStatistics, RecordedTrace, TraceStep, generate
@@ -46,6 +48,30 @@ def test_more_weight_on_cost_is_slower_and_cheaper():
         assert Decimal(row["cost"]) == pytest.approx(Decimal(row["gpu_seconds"] * 3.77 / 3600), abs=Decimal("1e-4"))
 
 
+@pytest.mark.parametrize("learning", [1, 8, 40])
+def test_a_learner_that_works_beside_generation_ends_a_step_sooner(learning):
+    after = Others(seconds=2 + learning, gpu_seconds=12)
+    beside = dataclasses.replace(after, beside=learning)
+    later, sooner = a_forecast(others=after), a_forecast(others=beside)
+    for row in sooner.front():
+        # The last chunk is learnt after generation, and no learning is faster than the learner.
+        least = max(row["generation_seconds"] + learning / CHUNKS_PER_STEP, learning) + 2
+        assert least - 1e-9 <= row["seconds"] <= row["generation_seconds"] + learning + 2
+    assert sooner.within_deadline(1e9)["gpu_seconds"] == later.within_deadline(1e9)["gpu_seconds"]
+    without, ahead = sooner.ahead(0.5, [1])
+    assert without["seconds"] < later.ahead(0.5, [])[0]["seconds"]
+    assert without["seconds"] >= ahead["seconds"] * 0.95
+    assert without["learning_busy"] <= 1
+
+
+def test_a_learner_that_waits_for_preparation_ends_no_later_than_one_that_waits_for_all():
+    others = Others(seconds=12, gpu_seconds=90, preparation=80)
+    slow, fast = (
+        a_forecast(others=dataclasses.replace(others, beside=10), preparers=(1, most)).weighted(0) for most in (1, 16)
+    )
+    assert fast["seconds"] < slow["seconds"] <= slow["generation_seconds"] + 12
+
+
 def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
     others = Others(seconds=10, gpu_seconds=90, preparation=80)
     found = {most: a_forecast(others=others, preparers=(1, most)).ahead(0.5, [1]) for most in (1, 3, 64)}
@@ -53,7 +79,7 @@ def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
     assert found[1][1]["seconds"] == pytest.approx(80, rel=0.05), "one instance is what all others wait for"
     assert found[3][1]["seconds"] == pytest.approx(80 / 3, rel=0.05)
     assert found[1][1]["preparers_reason"].endswith("would be needed")
-    without = a_forecast(others=Others(seconds=10, gpu_seconds=10)).ahead(0.5, [1])
+    without = a_forecast(others=Others(seconds=10, gpu_seconds=90)).ahead(0.5, [1])
     assert found[64][1]["preparers"] < 16
     assert found[64][1]["seconds"] == pytest.approx(without[1]["seconds"], rel=0.2)
 

@@ -17,10 +17,9 @@ from rlhfless_operator.planner.memory import (
     sizes_of,
     usable_bytes,
 )
+from rlhfless_operator.simulator.scenarios import NODE_GPUS
 from rlhfless_operator.training.costs.passes import Passes
 
-NODE_GPUS = 8
-"""Most GPUs of a node, and so of an instance."""
 _MOST_LEARNER_GPUS = 64
 _SHORT_TOKENS = 4096
 

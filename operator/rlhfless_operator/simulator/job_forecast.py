@@ -6,8 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 from rlhfless_functions import artifacts
-from rlhfless_functions.api import STAGES
-from rlhfless_operator.job.actor_range import ActorRange
+from rlhfless_functions.api import STAGES, Stage
+from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.instance_gpus import needed_gpus
 from rlhfless_operator.job.instance_prices import price_ratio
@@ -27,19 +27,19 @@ from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.journal import read_lines
 from rlhfless_operator.simulator.fitting import Fit, fit_job
-from rlhfless_operator.simulator.forecast import Forecast, Others, matching_actors, typical_step, undominated
+from rlhfless_operator.simulator.forecast import Forecast, Others, distinct, matching_actors, typical_step, undominated
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
-from rlhfless_operator.simulator.scenarios import GPU_HOUR
+from rlhfless_operator.simulator.scenarios import GPU_HOUR, store_seconds
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
 from rlhfless_operator.training.costs.engine_factor import measured_factor
 from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS, measured_drafts
 from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
-UPDATE_SECONDS = 0.5
-"""Time of the optimizer's step and of the publication of the weights."""
-PUBLISHING_SECONDS = 0.25
-"""Part of it in which the weights are on their way and the learner of an asynchronous job can take the next step."""
+OPTIMIZER_SECONDS = 0.25
+"""Time of the optimizer's step."""
+ADAPTER_SECONDS = 0.25
+"""Time of the publication of an adapter."""
 STARTUP_SECONDS = 30.0
 """From asking for an instance to its being ready: the shortest full start, of 30 to 135 s."""
 
@@ -95,19 +95,21 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     samples = _samples(spec, lengths)
     preparation = _preparation_seconds(job, samples, shape, gpu)
     learning = {learner: _learning_seconds(job, samples, shape, gpu, learner) for learner in fit.learners}
+    by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": gpus}
+    preparers = preparer_range(spec, actors, by_stage)
     forecasts = {
         learner: Forecast(
             samples,
             instance,
             _limits(spec, actors, instance),
             instance_hour=prices["generation"],
-            others=_others(job, preparation, seconds + UPDATE_SECONDS, prices, learner, fit.learner),
-            preparers=(spec.preparation.instances.min, spec.preparation.instances.set_aside),
+            others=_others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit),
+            preparers=(preparers.least, preparers.most),
         )
         for learner, seconds in learning.items()
     }
     forecast = forecasts[fit.learner]
-    front = undominated([row for each in forecasts.values() for row in each.front()])
+    front = distinct(undominated([row for each in forecasts.values() for row in each.front()]))
     _check_budget(spec.budget, forecast, front)
     most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
     beside = forecast.actors_beside(most_stale or 1)
@@ -136,6 +138,8 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "priced_by": priced_by,
         "steps": spec.steps,
         "learning_seconds": learning[fit.learner],
+        "publishing_seconds": _publishing_seconds(job, shape, fit.learner),
+        "learns_beside": spec.may_learn_in_pieces,
         "preparation_seconds": preparation,
         "learner_gpus": fit.learner,
         "plans": [forecast.weighted(weight) for weight in question.weights],
@@ -280,29 +284,43 @@ def _prices(job: RLHFJob, question: Question, gpu: str, fit: Fit) -> tuple[Mappi
     return prices, f"{fit.tensor_parallel} × {gpu} of AWS on demand"
 
 
+def _publishing_seconds(job: RLHFJob, shape: ModelShape, learner: int) -> float:
+    """Return the seconds from the optimizer's step to the new weights in the store. The learner of an asynchronous job
+    can take the next step meanwhile."""
+    return ADAPTER_SECONDS if job.spec.model.lora is not None else store_seconds(shape.weight_bytes, learner)
+
+
 def _others(
-    job: RLHFJob, preparation: float, learning: float, prices: Mapping[Charged, Decimal], learner: int, priced: int
+    job: RLHFJob,
+    preparation: float,
+    learning: float,
+    publishing: float,
+    prices: Mapping[Charged, Decimal],
+    learner: int,
+    fit: Fit,
 ) -> Others:
     """Return the time and cost of a step besides generation.
 
     Args:
         preparation: seconds.
-        learning: seconds, with the publication of the weights.
-        prices: of an hour of an instance of each stage.
+        learning: seconds of gradients.
+        publishing: seconds.
+        prices: of an hour of an instance of each stage, the learner with the GPUs of `fit`.
         learner: GPUs that learn.
-        priced: GPUs of the learner that has this price.
     """
-    dear = price_ratio(prices, "learning") * learner / priced
-    paid = preparation * price_ratio(prices, "preparation") + learning * dear
-    gpu_seconds = preparation * needed_gpus(job.spec)["preparation"] + learning * learner
+    dear = price_ratio(prices, "learning") * learner / fit.learner
+    whole = learning + OPTIMIZER_SECONDS + publishing
+    paid = preparation * price_ratio(prices, "preparation") + whole * dear
+    gpu_seconds = preparation * needed_gpus(job.spec)["preparation"] + whole * learner
     return Others(
-        learning,
+        whole,
         gpu_seconds,
         paid,
         preparation,
         learner_gpus=learner,
         learner_price=float(dear),
-        publishing=PUBLISHING_SECONDS,
+        publishing=publishing,
+        beside=learning if job.spec.may_learn_in_pieces else 0.0,
     )
 
 

@@ -54,8 +54,10 @@ def view(found: dict[str, Any]) -> Group:
         f"actors: at most {found['actors_at_most']} ({found['actors_by']})\n"
         f"{_engine(found)}\n"
         f"lengths {found['lengths']}\n"
-        f"start-up {found['startup_seconds']:g} s; learning {found['learning_seconds']:.1f} s and preparation"
-        f" {found['preparation_seconds']:.1f} s a step are the same for every plan"
+        f"start-up {found['startup_seconds']:g} s; preparation {found['preparation_seconds']:.1f} s, learning"
+        f" {found['learning_seconds']:.1f} s and publishing {found['publishing_seconds']:.1f} s a step are the same for"
+        " every number of actors"
+        f"{'; the learner begins while others are generated' if found['learns_beside'] else ''}"
         f"{_drafting(found)}"
     )
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]

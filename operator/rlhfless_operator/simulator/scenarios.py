@@ -20,6 +20,16 @@ from rlhfless_operator.planner.latency.roofline import (
 from rlhfless_operator.simulator.traces import LengthStatistics, Trace, generate
 
 NODE_GPUS = 8
+"""Most GPUs of a node, and so of an instance."""
+STORE_RATE = 0.85e9
+"""Bytes of new weights per second that one GPU of our learner publishes through the store. Measured for 1 GB in a
+folder, with one core: `benchmarks/weights/results/publishing_rate.json`."""
+
+
+def store_seconds(weight_bytes: float, learner_gpus: int, rate: float = STORE_RATE) -> float:
+    """Return the seconds in which a learner publishes new weights through the store. Each of its GPUs writes its part;
+    up to those of a node are assumed to add up."""
+    return weight_bytes / (rate * min(learner_gpus, NODE_GPUS))
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,8 @@ class Scenario:
     sleeps: bool = True
     """Whether our instances sleep on slots between their tasks: each task of theirs then begins with a wake, which no
     forecast hides. If not, whole pods start ahead of their work."""
-    store_rate: float = 0.85e9
-    """Bytes of new weights per second that one GPU of our learner publishes through the store. Measured for 1 GB in a
-    folder, with one core: `benchmarks/weights/results/publishing_rate.json`."""
+    store_rate: float = STORE_RATE
+    """See `STORE_RATE`."""
     training_utilisation: float = 0.35
     """Part of the peak arithmetic that learning reaches. Assumed."""
     preparation_utilisation: float = 0.5
@@ -114,9 +123,8 @@ class Scenario:
         )
 
     def store_seconds(self, learner_gpus: int) -> float:
-        """Return the seconds in which our learner publishes new weights. Each of its GPUs writes its part; up to those
-        of a node are assumed to add up."""
-        return self.model.weight_bytes / (self.store_rate * min(learner_gpus, NODE_GPUS))
+        """Return the seconds in which our learner publishes new weights; see `store_seconds`."""
+        return store_seconds(self.model.weight_bytes, learner_gpus, self.store_rate)
 
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Return the GPU-seconds of forward passes of the reference policy, and of PPO's critic.

@@ -344,3 +344,26 @@ def test_a_learner_with_more_gpus_needs_more_actors(job: Path) -> None:
 
 
 # --- memory ---
+
+
+def test_a_step_has_the_time_to_publish_its_weights(job: Path) -> None:
+    adapter = forecast(job, "--gpu", "H200")
+    assert adapter["publishing_seconds"] < 1
+    whole = edited(job, "spec.model.lora=null")
+    one, four = (
+        forecast(edited(whole, f"spec.learning.processes={gpus}"), "--gpu", "H200")["publishing_seconds"]
+        for gpus in (2, 8)
+    )
+    assert one == pytest.approx(7.6e9 * 2 / 0.85e9 / 2, rel=0.02)
+    assert four == pytest.approx(one / 4)
+
+
+def test_the_learner_is_forecast_beside_generation_where_the_job_lets_it(job: Path) -> None:
+    beside = forecast(edited(job, "spec.planning.policy=cost"), "--gpu", "L40S")
+    after = forecast(edited(job, "spec.learning.overlap=never"), "--gpu", "L40S")
+    assert beside["learns_beside"] and not after["learns_beside"]
+    for sooner, later in zip(beside["plans"], after["plans"], strict=True):
+        assert sooner["seconds"] < later["seconds"]
+    for row in after["plans"]:
+        rest = after["learning_seconds"] + after["publishing_seconds"] + 0.25
+        assert row["seconds"] == pytest.approx(row["generation_seconds"] + rest)

@@ -209,25 +209,17 @@ class Planner:
         owner = place[loads.group] * shares // loads.groups
         return Division(tuple(np.flatnonzero(owner == k) for k in range(shares)))
 
-    def weighted(self, cost_weight: float, *, other_seconds: float = 0.0, other_instance_seconds: float = 0.0) -> Plan:
-        """Return the plan with the least (1 − λ) · time / least time + λ · cost / least cost, for λ = `cost_weight`.
-
-        Args:
-            other_seconds: time of the rest of the step, the same for every plan; part of both times.
-            other_instance_seconds: cost of the rest of the step, the same for every plan; part of both costs.
-        """
+    def weighted(self, cost_weight: float) -> Plan:
+        """Return the plan with the least (1 − λ) · time / least time + λ · cost / least cost, for λ = `cost_weight`."""
         if not 0 <= cost_weight <= 1:
             raise ValueError(
                 f"cost_weight is {cost_weight}: λ is between 0, for time alone, and 1, for cost alone;"
                 f" the nearest is {min(1, max(0, cost_weight))}"
             )
 
-        least_seconds = self.least_seconds + other_seconds
-        least_cost = self.least_instance_seconds + other_instance_seconds
-
         def objective(seconds: float, instance_seconds: float) -> float:
-            return (1 - cost_weight) * (seconds + other_seconds) / least_seconds + (
-                cost_weight * (instance_seconds + other_instance_seconds) / least_cost
+            return (1 - cost_weight) * seconds / self.least_seconds + (
+                cost_weight * instance_seconds / self.least_instance_seconds
             )
 
         least, most = self._limits.min_instances, self._limits.max_instances
@@ -257,28 +249,6 @@ class Planner:
         if all(cover is None for cover in covers):
             return None
         return self._best(covers, lambda _, instance_seconds: instance_seconds)
-
-    def within_budget(self, instance_seconds: float) -> Plan:
-        """Return the fastest plan that costs at most `instance_seconds`.
-
-        Raises:
-            InfeasibleError: if none is that cheap.
-        """
-        least, most = self._limits.min_instances, self._limits.max_instances
-        covers = [
-            way.chain.minimise(
-                lambda seconds, cost: seconds if cost <= instance_seconds else math.inf, fast, least, most,
-                self._tolerance / 2,
-            )
-            for way, fast in zip(self._ways, self._fast, strict=True)
-        ]  # fmt: skip
-        affordable = [cover if cover.total <= instance_seconds else None for cover in covers]
-        if all(cover is None for cover in affordable):
-            raise InfeasibleError(
-                f"the budget of {instance_seconds:g} instance-seconds is too small: the cheapest plan costs"
-                f" {self.least_instance_seconds:g} instance-seconds"
-            )
-        return self.plan_of(self._best(affordable, lambda seconds, _: seconds))
 
     def staggered(self, seconds: float, stretch: float) -> Division | None:
         """Return a division whose shares end early: each within `seconds`, or within `stretch` times its longest group.
