@@ -62,13 +62,18 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch, then: Callable[[int], None] = la
 
 
 @pytest.mark.usefixtures("warm_start")
-@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["lives", "dies"])
+@pytest.mark.parametrize(
+    "dies",
+    ["nobody", pytest.param("learner", marks=pytest.mark.slow), pytest.param("actor", marks=pytest.mark.slow)],
+)
 def test_the_learner_begins_before_the_step_has_all_of_its_groups(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, dies: bool
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    """A process of the first rollout stands still until the learner waits for another piece, or is killed then."""
-    waited = on_waiting(monkeypatch, lambda pid: os.kill(pid, signal.SIGKILL) if dies else None)
-    hold_back(1, until=lambda: bool(waited), then=lambda pid: os.kill(pid, signal.SIGCONT))
+    """An actor of the first rollout stands still until the learner waits for another piece. It or the learner is killed
+    then."""
+    waited = on_waiting(monkeypatch, lambda pid: os.kill(pid, signal.SIGKILL) if dies == "learner" else None)
+    then = signal.SIGKILL if dies == "actor" else signal.SIGCONT
+    hold_back(1, until=lambda: bool(waited), then=lambda pid: os.kill(pid, then))
     file = tiny_job("pieces", **IN_PIECES, steps=4)
     assert run_job(file)["phase"] == "Succeeded"
     assert waited[0] > 0, "it had learnt from a piece"
@@ -76,7 +81,7 @@ def test_the_learner_begins_before_the_step_has_all_of_its_groups(
     check_prompts(file)
     assert max(check_pieces(file)) > 1
     waits = [record for record in records_of(file) if record["metrics"].get("seconds/wait")]
-    assert waits or dies
+    assert waits or dies == "learner"
     assert all(each["stages"]["generation"] >= each["metrics"]["seconds/wait"] for each in waits)
     assert half_written(folder_of(file)) == []
     assert "4 steps taken again: the same weights bit for bit" in replayed(file)
