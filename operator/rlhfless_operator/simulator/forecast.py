@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.planner.step.async_planning import lag_of_pieces
 from rlhfless_operator.planner.step.chunks import before_last_chunk
 from rlhfless_operator.planner.step.least_period import least_period
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
@@ -269,23 +270,19 @@ class Forecast:
             publishing=others.publishing,
             preparation=others.preparation,
             preparers=preparers.instances,
+            in_pieces=others.beside > 0,
         )
-        seconds, longer = found.seconds, 1.0
-        if not max_staleness:
-            # A synchronous job's learner works beside generation as well.
-            seconds = min(seconds, self._seconds(plan) - startup)
-            longer = found.seconds / seconds
-        idle = seconds * (1 - found.generation_busy * longer)
+        idle = found.seconds * (1 - found.generation_busy)
         generating = found.generation_seconds + len(work) * min(startup, max(0.0, idle))
-        waiting = min(startup, max(0.0, seconds - others.seconds))
+        waiting = min(startup, max(0.0, found.seconds - others.seconds))
         return {
             "max_staleness": max_staleness,
             "actors": len(work),
             "preparers": preparers.instances,
             "preparers_reason": preparers.reason,
-            "seconds": seconds,
-            "generation_busy": min(1.0, found.generation_busy * longer),
-            "learning_busy": min(1.0, found.learning_busy * longer),
+            "seconds": found.seconds,
+            "generation_busy": min(1.0, found.generation_busy),
+            "learning_busy": min(1.0, found.learning_busy),
             "staleness": found.staleness,
             "gpu_seconds": generating * self._instance.gpus + waiting * others.learner_gpus + others.gpu_seconds,
             "cost": f"{self._cost(generating + waiting * others.learner_price + others.paid):f}",
@@ -298,10 +295,11 @@ class Forecast:
             work: seconds of each generation instance, without its start.
         """
         others = self._others
+        lag = lag_of_pieces(others.seconds, others.beside)
         # In a synchronous job, preparation works beside generation only.
         return matching_preparers(
             others.preparation,
-            generation=least_period(work, others.seconds, max_staleness) if max_staleness else max(work),
+            generation=least_period(work, others.seconds, max_staleness, lag=lag) if max_staleness else max(work),
             learning=others.seconds if max_staleness else 0.0,
             least=self._preparers[0],
             most=self._preparers[1],

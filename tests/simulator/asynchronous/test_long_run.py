@@ -25,11 +25,16 @@ def divided(lengths: list[list[int]], actors: int) -> tuple[Share, ...]:
 
 
 def took(
-    shares: tuple[Share, ...], learning: float, most: int, *, publishing: float = 0.0, preparation: float = 0.0
+    shares: tuple[Share, ...],
+    learning: float,
+    most: int,
+    *,
+    publishing: float = 0.0,
+    preparation: float = 0.0,
+    in_pieces: bool = False,
 ) -> LongRun:
-    return long_run(
-        shares, PROFILE, 256, most, learning=learning, publishing=publishing, preparation=preparation, preparers=1
-    )
+    times = {"learning": learning, "publishing": publishing, "preparation": preparation}
+    return long_run(shares, PROFILE, 256, most, **times, preparers=1, in_pieces=in_pieces)
 
 
 @given(LENGTHS, st.integers(1, 4), SECONDS)
@@ -41,6 +46,21 @@ def test_a_synchronous_step_takes_its_longest_share_and_learning(
     found = took(shares, learning, 0)
     assert found.seconds == pytest.approx(max(share.expected_seconds for share in shares) + learning)
     assert found.staleness == 0
+
+
+@given(LENGTHS, st.integers(1, 4), SECONDS)
+@settings(max_examples=30, deadline=None)
+def test_a_synchronous_learner_that_begins_with_the_first_groups_ends_no_later(
+    lengths: list[list[int]], actors: int, learning: float
+) -> None:
+    shares = divided(lengths, actors)
+    whole, pieces = (took(shares, learning, 0, in_pieces=each) for each in (False, True))
+    longest = max(share.expected_seconds for share in shares)
+    tokens = [sum(each.prompt_tokens + each.expected_tokens for each in share.samples) for share in shares]
+    assert max(longest, learning) - 1e-6 <= pieces.seconds <= whole.seconds + 1e-6
+    assert pieces.staleness == 0
+    if len(lengths) > 1 and len(tokens) > 1:
+        assert pieces.seconds < whole.seconds or len(set(tokens)) == 1 or learning < 1
 
 
 @given(LENGTHS, st.integers(1, 4), SECONDS, st.integers(0, 3), st.floats(0, 40))

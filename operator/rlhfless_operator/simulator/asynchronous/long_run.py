@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rlhfless_operator.planner.groups.group_buffer import piece_size
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.loads import SampleLoad
@@ -60,6 +61,7 @@ def long_run(
     publishing: float,
     preparation: float,
     preparers: int,
+    in_pieces: bool,
 ) -> LongRun:
     """Simulate an asynchronous job, and return the means of a step. A `max_staleness` of 0 is a synchronous job.
 
@@ -70,6 +72,7 @@ def long_run(
         publishing: part of them in which the learner can take the next step.
         preparation: instance-seconds of a step's preparation.
         preparers: number of instances that prepare.
+        in_pieces: whether the learner begins with the first groups of a step.
     """
     groups = _groups([sample for share in shares for sample in share.samples])
     numbers = {group.prompt: number for number, group in enumerate(groups)}
@@ -91,6 +94,7 @@ def long_run(
         _SameShares(ends, preparers),
         History(),
         _rollouts(renumbered),
+        least=piece_size(len(groups)) if in_pieces else 0,
     )
     work = job.until(_STEPS)
     half = _STEPS // 2

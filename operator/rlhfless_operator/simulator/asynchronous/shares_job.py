@@ -58,8 +58,9 @@ class SharesJob(AsynchronousJob):
         batches: Iterator[list[Group]],
         *,
         total: float = math.inf,
+        least: int = 0,
     ) -> None:
-        super().__init__(system, size, seconds, plans, history, batches, total=total)
+        super().__init__(system, size, seconds, plans, history, batches, total=total, least=least)
         self._plans = plans
         self._generators: StageInstances[ShareEnds] = StageInstances()
         self._parts: dict[int, RolloutPart] = {}
