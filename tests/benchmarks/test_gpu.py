@@ -107,7 +107,7 @@ def test_a_shape_s_job_is_a_job(name: str, tmp_path: Path) -> None:
     assert (spec.model.lora.rank if spec.model.lora else None) == WORK[name].lora_rank
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_measures_keeps_and_goes_on(tmp_path: Path) -> None:
     kept = tmp_path / "result.json"
     command = [sys.executable, str(COMMAND), "--threads", "1", "--shapes", "tiny-lora", "--parts", "learner,weights"]

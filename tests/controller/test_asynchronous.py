@@ -43,7 +43,7 @@ POINTS = ("taken-2", "begun-4")
 """Where the operator is killed: a step is to be learnt, and another one is to be generated beside learning."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_killed_operator_loses_and_doubles_no_group(
     tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,7 @@ def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_pa
     assert recorded_steps(tmp_path) == list(range(1, 13))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_operators_with_their_own_namespaces_drive_jobs_of_one_name_side_by_side(jobs: Jobs, tmp_path: Path) -> None:
     with fresh_namespace(jobs.server) as others:
         with (

@@ -30,7 +30,7 @@ def with_budget(file: Path, **budget: object) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("steady_costs")
 def test_a_budget_of_half_the_forecast_stops_the_job_before_it_is_passed_and_raised_it_ends_the_same(
     tiny_job: MakeJob,

@@ -46,6 +46,7 @@ def test_an_actor_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJo
     assert_same_final_weights(file, undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_driver_that_is_killed_in_mid_episode_changes_nothing(make_job: MakeJob, undisturbed: Path) -> None:
     file = make_job("killed-driver", 1)
     kill_in_mid_episode(file, "driver")
@@ -63,6 +64,7 @@ def test_a_driver_that_dies_at_its_writes_changes_nothing(
     assert half_written(folder_of(file)) == []
 
 
+@pytest.mark.nightly
 def test_an_environment_worker_that_is_killed_changes_nothing(make_job: MakeJob, undisturbed: Path) -> None:
     file = make_job("killed-worker", 1)
     kill_in_mid_episode(file, "rlhfless_functions.environments")

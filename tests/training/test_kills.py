@@ -16,7 +16,7 @@ KILLS = 20
 STEPS = 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_twenty_kills_change_nothing(tiny_job: Callable[..., Path], tmp_path: Path) -> None:
     settings = {"steps": STEPS, "checkpoints": {"everySteps": 3}, "limits": {"retries": 10}}

@@ -87,7 +87,7 @@ def test_the_plan_does_not_change_the_adapter(tiny_job: MakeJob) -> None:
     assert_same_final_weights(many, one)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_that_is_killed_and_resumed_ends_with_the_same_adapter(tiny_job: MakeJob, tmp_path: Path) -> None:
     given = {"model": {"lora": {**LORA, "dropout": 0.2}}, "steps": 5, "checkpoints": {"everySteps": 2}}
     undisturbed = lora_job(tiny_job, "undisturbed", **given)

@@ -39,7 +39,9 @@ def test_samples_act_on_the_server(undisturbed: Path, server: Server) -> None:
     assert {"seed", "prompt", "start", "ground_truth"} <= server.begun[0].keys()
 
 
-@pytest.mark.parametrize("victim", ["generation-", "driver", pytest.param("server", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "victim", ["generation-", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("driver", "server"))]
+)
 def test_a_kill_in_mid_episode_changes_nothing(
     make_job: MakeJob, undisturbed: Path, server: Server, victim: str
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_learner_that_is_lost_before_it_has_published_is_made_up_for(
     check_run(file)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_driver_that_dies_before_a_step_is_published_loses_nothing(
     tiny_job: MakeJob, late: LatePublishing, tmp_path: Path
 ) -> None:

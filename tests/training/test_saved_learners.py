@@ -60,7 +60,7 @@ def test_learners_that_come_and_go_with_each_step_make_the_weights_of_one_that_s
     assert all("seconds/load" not in record["metrics"] for record in records_of(stays)[2:])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_learners_that_are_killed_while_they_load_their_state_are_replaced(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def test_it_ends_with_the_run(served: Path) -> None:
     assert not [each for each in psutil.process_iter(["cmdline"]) if SERVER in (each.info["cmdline"] or [])]
 
 
-@pytest.mark.parametrize("replayable", [True, False])
+@pytest.mark.parametrize("replayable", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_server_that_is_killed_in_mid_episode_is_started_again(
     make_job: MakeJob, served: Path, replayable: bool
 ) -> None:
@@ -68,7 +68,7 @@ def test_a_server_that_is_killed_in_mid_episode_is_started_again(
         assert failed > 0
 
 
-@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("disturbed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_class_of_ones_own_has_the_same_bits_on_cpus_of_its_own(
     make_job: MakeJob, beside: Path, disturbed: bool
 ) -> None:

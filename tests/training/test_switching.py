@@ -184,7 +184,7 @@ def test_whatever_a_job_trains_it_learns_from_switched_responses(tiny_job: MakeJ
     assert "the same weights bit for bit" in replayed(file)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_driver_that_is_killed_as_responses_switch_loses_no_token(tiny_job: MakeJob, tmp_path: Path) -> None:
     file, deaths, log = tiny_job("killed", **SWITCHING, steps=3), tmp_path / "deaths.txt", tmp_path / "log.txt"

@@ -87,7 +87,11 @@ def test_instances_of_the_learner_s_machine_fetch_nothing(tiny_job: MakeJob, s3:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("several", [{"processes": 2}, {"instances": {"min": 2, "max": 2}}], ids=str)
+@pytest.mark.parametrize(
+    "several",
+    [{"processes": 2}, pytest.param({"instances": {"min": 2, "max": 2}}, marks=pytest.mark.nightly)],
+    ids=str,
+)
 @pytest.mark.usefixtures("artifact_cache", "warm_start", "nothing_is_left_behind")
 def test_learners_of_several_processes_publish_what_changed(
     several: dict[str, Any], tiny_job: MakeJob, s3: str
