@@ -17,4 +17,5 @@ On CPUs of their own:
 In workers:
 
 - `worker`: runs the user's files once, and forks a process for each episode. `user_code`: the class and the functions.
+  `schemas`: what prompts show of the tools.
 """

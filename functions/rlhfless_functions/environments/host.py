@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions import artifacts
+from rlhfless_functions.artifacts.copies import cache_folder
 from rlhfless_functions.environments.sessions import (
     EnvironmentUnusableError,
     EpisodeFailedError,
@@ -211,7 +212,10 @@ class EpisodeHost:
         self._connection.close()
 
     def _load(self) -> dict[str, Any]:
-        setup = {**_setup(self._settings), "result_bytes": self._settings.result_bytes}
+        kept = None
+        with contextlib.suppress(artifacts.ArtifactUnwritableError):
+            kept = cache_folder()
+        setup = {**_setup(self._settings), "result_bytes": self._settings.result_bytes, "kept": kept}
         frames = FrameBuffer()
         deadline = time.monotonic() + LOAD_SECONDS
         try:

@@ -74,28 +74,6 @@ def load(python: Mapping[str, Any] | None, tools: list[Mapping[str, Any]], scrat
     return code
 
 
-def schemas(code: UserCode) -> list[dict[str, Any]]:
-    """Return the JSON schemas of the tools, from their type hints and docstrings.
-
-    Raises:
-        SourceError: a tool lacks them.
-    """
-    if code.is_game:
-        return []
-    from transformers.utils import get_json_schema  # takes most of a second, which a game need not wait for
-
-    found = []
-    for name, tool in code.tools().items():
-        try:
-            found.append(get_json_schema(_unbound(tool)))
-        except Exception as error:  # DocstringParsingException, TypeHintParsingException and others
-            raise SourceError(
-                f"tool {name!r} has no schema: {error}; give each argument a type hint and a line in the docstring's"
-                " Args section"
-            ) from error
-    return found
-
-
 class Episode:
     """One episode of the user's code.
 
@@ -186,20 +164,6 @@ def _methods(made: Any) -> list[str]:
         for name, value in inspect.getmembers(made, inspect.isroutine)
         if not name.startswith("_") and name not in _OWN and not isinstance(value, type)
     ]
-
-
-def _unbound(tool: Tool) -> Tool:
-    """Return a tool whose signature has no `self`: a class's function is not bound to an object yet."""
-    parameters = list(inspect.signature(tool).parameters.values())
-    if not (parameters and parameters[0].name == "self" and inspect.isfunction(tool)):
-        return tool
-
-    def bound(*args: Any, **kwargs: Any) -> None: ...
-
-    bound.__name__, bound.__doc__ = tool.__name__, tool.__doc__
-    bound.__annotations__ = dict(getattr(tool, "__annotations__", {}))
-    bound.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-    return bound
 
 
 def _member(named: Mapping[str, Any], name: str, kind: str, scratch: Path) -> Any:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhfless_functions.environments.results import cut
-from rlhfless_functions.environments.user_code import EnvironmentFaultError, Episode, UserCode, load, schemas
+from rlhfless_functions.environments.schemas import schemas
+from rlhfless_functions.environments.user_code import EnvironmentFaultError, Episode, UserCode, load
 from rlhfless_functions.rewards import reaper
 from rlhfless_functions.rewards.calls import describe
 from rlhfless_functions.rewards.channel import receive, send
@@ -71,7 +72,7 @@ def _host(connection: socket.socket, memory: int, scratch: Path) -> None:
     setup = pickle.loads(frame)
     try:
         code = load(setup["python"], setup["tools"], scratch)
-        found = [] if code.is_game else _schemas(code)
+        found = schemas(code, setup["kept"])
     except SourceError as error:
         _answer(connection, {"ready": False, "error": str(error)})
         return
@@ -92,32 +93,6 @@ def _host(connection: socket.socket, memory: int, scratch: Path) -> None:
         if not byte or len(descriptors) != 2:
             return
         _begin(code, connection, *descriptors, memory=memory, longest=setup["result_bytes"])
-
-
-def _schemas(code: UserCode) -> list[dict[str, Any]]:
-    """Return the tools' schemas. A fork makes them: what it imports would make each episode's fork larger.
-
-    Raises:
-        SourceError: a tool has none.
-    """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer: dict[str, Any] = {"schemas": schemas(code)}
-        except BaseException as error:
-            answer = {"error": str(error)}
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(answer, pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        written = pipe.read()
-    os.waitpid(child, 0)
-    answer = json.loads(written or '{"error": "the schemas of the tools could not be made"}')
-    if "error" in answer:
-        raise SourceError(answer["error"])
-    return list(answer["schemas"])
 
 
 def _begin(code: UserCode, host: socket.socket, own: int, life: int, *, memory: int, longest: int) -> None:

@@ -14,8 +14,8 @@ In workers:
 - `seccomp`: refuses system calls to tested code.
 - `calls`: one call; converts its result to plain values, and its failure to one sentence.
 - `groups`: the responses to score.
-- `source`: the user's file. `callables`: the function forms of TRL,
-  verl and OpenRLHF. `remote`: OpenRLHF's HTTP form.
+- `source`: the user's file. `signatures`: the reward of a file whose function no job names. `callables`: the function
+  forms of TRL, verl and OpenRLHF. `remote`: OpenRLHF's HTTP form.
 - `matching` and `mathematics`: built-in verifiers. `truths`: ground truths of any form.
 - `truth_check`: reads them before training.
 - `thoughts`: the part of a response that answers.

@@ -21,6 +21,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 
+_LISTS_CHILDREN = Path("/proc/thread-self/children").exists()
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,17 +63,27 @@ def hide() -> None:
 def children(parent: int) -> list[int]:
     """Return the process ids of the direct children of a process.
 
-    psutil gives the same, but importing it would cost every worker 10 to 18 ms of CPU time at its start, besides 71 to
-    82 ms, and 0.6 MB of memory.
+    The kernel may have a list for each thread, from which a child may be missing while another one ends. Otherwise all
+    processes are looked at, which takes long where there are hundreds.
     """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # The name, in parentheses, may hold anything; the parent's id is the second field after it.
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(entry.name))
+    if not _LISTS_CHILDREN:
+        return [each for each in _processes() if _parent(each) == parent]
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent(process: int) -> int | None:
+    with contextlib.suppress(OSError):
+        # The name, in parentheses, may hold anything; the parent's id is the second field after it.
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def end_descendants() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhfless_functions.settings.signatures import DEFAULT, usual_function
+from rlhfless_functions.rewards.signatures import DEFAULT, usual_function
 
 _MODULE = "rlhfless_user_reward"
 _FINDER = """import importlib.util, sys

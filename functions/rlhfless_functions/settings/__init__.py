@@ -3,7 +3,6 @@
 - `base`: the base of all settings, and the types with a unit.
 - `model`: the model to train. `data`: the source of prompts. `sampling`: temperature and limits.
 - `algorithm`: the algorithm and its choices. `rewards`: the weighted rewards.
-  `signatures`: the reward of a file whose function no job names.
 - `environment`: what samples act in.
 - `optimizer`: the optimizer and the batch. `learning`: the learner's memory. `engine`: the inference engine.
 - `emulation`: an emulated GPU.

@@ -125,7 +125,7 @@ def _attend_by_slot(
     grouped here."""
     assert mask is not None
     used = rows.used
-    parts = [_attend(query[:used], key[:used], value[:used], mask[:used], scaling)]
+    parts = [_attend(query[:used], key[:used], value[:used], mask[:used], scaling)] if used else []
 
     def attend(first: int, last: int, its_key: torch.Tensor, its_value: torch.Tensor) -> None:
         parts.append(_attend(query[first:last], its_key, its_value, mask[first:last], scaling))

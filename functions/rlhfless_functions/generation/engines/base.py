@@ -146,6 +146,7 @@ class EngineRun(ABC):
         self.room = room
         self._waiting = deque(tasks)
         self._returned: set[SequenceKey] = set()
+        self._expects_returns = False
         self._computed = ComputedTokens()
 
     @property
@@ -172,6 +173,10 @@ class EngineRun(ABC):
         self._returned.add(task.key)
         places = (place for place, other in enumerate(self._waiting) if other.key not in self._returned)
         self._waiting.insert(next(places, len(self._waiting)), task)
+
+    def expect_returns(self) -> None:
+        """Note that sequences that end may come back with more tokens. An engine may keep their keys and values."""
+        self._expects_returns = True
 
     def remove(self, keys: Collection[SequenceKey]) -> None:
         """Take sequences out of the run, running or waiting. Their tokens are lost to it; `add` brings them back."""

@@ -1,6 +1,6 @@
 """The rows of a continuous batch: the sequence in each, and its progress."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -84,14 +84,24 @@ class BatchRows:
 
     def clear(self, rows: Sequence[int]) -> None:
         """Take the sequences out of rows."""
+        self.leave(rows)
+        self.set_lengths(dict.fromkeys(rows, 0))
+
+    def leave(self, rows: Sequence[int]) -> None:
+        """Take the sequences out of rows, and leave the lengths: passes write behind what is in the cache."""
         for row in rows:
             self.tasks[row] = None
         self.host_active[rows] = False
-        self.host_lengths[rows] = 0
         self.host_generated[rows] = 0
         index = self._index(rows)
-        for vector in (self.active, self.lengths, self.generated):
+        for vector in (self.active, self.generated):
             vector.index_fill_(0, index, 0)
+
+    def set_lengths(self, lengths: Mapping[int, int]) -> None:
+        """Set the lengths of rows without a sequence."""
+        if lengths:
+            self.host_lengths[list(lengths)] = list(lengths.values())
+            self.lengths[self._index(lengths)] = self._index(lengths.values())
 
     def move(self, sources: np.ndarray, holes: np.ndarray) -> None:
         """Move sequences into rows without one."""

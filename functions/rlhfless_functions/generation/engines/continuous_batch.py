@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
 from rlhfless_functions.generation.drafting.drafter import Drafter, Drafts, PassTiming
 from rlhfless_functions.generation.drafting.pass_rows import PassRows
+from rlhfless_functions.generation.engines.admission import admit
 from rlhfless_functions.generation.engines.attention import Masks, RowsBySlot, attending_by_slot
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -23,6 +24,7 @@ from rlhfless_functions.generation.engines.base import (
 from rlhfless_functions.generation.engines.batch_rows import BatchRows
 from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
+from rlhfless_functions.generation.engines.left_rows import LeftRows
 from rlhfless_functions.generation.engines.pass_graphs import GRAPH_TOKENS, PassGraphs, cuda_capture
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import uniforms
@@ -96,9 +98,10 @@ class ContinuousBatch(EngineRun):
         self._state = BatchRows(padded_rows(slots, self._device), sampling.max_response_tokens, self._device)
         self._prompt_slots: dict[int, int] = {}
         self._graphs = PassGraphs(self._compute, cuda_capture()) if self._device.type == "cuda" else None
+        self._left = LeftRows()
         self._intact = True
         if self._kept.tasks:
-            self._seat(dict(self._kept.tasks))
+            self._state.seat(dict(self._kept.tasks))
 
     @property
     def running(self) -> int:
@@ -336,7 +339,12 @@ class ContinuousBatch(EngineRun):
         results = [self._state.result(slot, reason) for slot, reason in reasons.items()]
         if self._drafter is not None:
             self._drafter.released(slots, [result.response_tokens for result in results])
-        self._state.clear(slots)
+        for slot, result in zip(slots, results, strict=True):
+            if self._expects_returns and self._state.host_lengths[slot] < self._cache.capacity:
+                self._left.leave(HeldRow(slot, self._state.task(slot), result.response_tokens))
+        left = set(self._left.slots)
+        self._state.leave([slot for slot in slots if slot in left])
+        self._state.clear([slot for slot in slots if slot not in left])
         return results
 
     # --- admission -----------------------------------------------------------------------------------------------
@@ -347,42 +355,22 @@ class ContinuousBatch(EngineRun):
             # Passes write over released rows before a sequence is added again.
             self._prompt_slots = {}
             return
-        free = [slot for slot in range(self._slots) if self._state.tasks[slot] is None]
         # Prompts of the last step: the rows that it released hold them until the next pass writes.
         known = self._prompt_slots or self._running_prompts()
-        admitted: dict[int, SequenceTask] = {}
-        prefilled: set[int] = set()
-        work = 0
-        for slot in free:
-            if not self._waiting:
-                break
-            task = self._waiting[0]
-            work += len(task.response_tokens)
-            if task.prompt not in known and task.prompt not in prefilled:
-                work += padded(len(task.prompt_tokens))
-            if admitted and work > PREFILL_TOKENS[self._device.type]:
-                break
-            prefilled.add(task.prompt)
-            admitted[slot] = self._waiting.popleft()
-        if admitted:
-            self._passes.copy(
-                {slot: (task, known[task.prompt]) for slot, task in admitted.items() if task.prompt in known}
-            )
-            new = {slot: task for slot, task in admitted.items() if task.prompt not in known}
+        empty = (slot for slot in range(self._slots) if self._state.tasks[slot] is None)
+        admitted = admit(self._waiting, empty, self._left, known, PREFILL_TOKENS[self._device.type])
+        if admitted.tasks:
+            copied = {slot: task for slot, task in admitted.fresh.items() if task.prompt in known}
+            self._passes.copy({slot: (task, known[task.prompt]) for slot, task in copied.items()})
+            new = {slot: task for slot, task in admitted.fresh.items() if slot not in copied}
             self._computed += ComputedTokens(prompt=self._passes.prefill(new))
-            self._seat(admitted)
+            self._state.seat(admitted.tasks)
+            self._passes.replay(admitted.continued)
         self._prompt_slots = self._running_prompts()
 
     def _running_prompts(self) -> dict[int, int]:
         """Return a row of each prompt that has a sequence, except for rows of older weights."""
         return {task.prompt: slot for slot, task in self._state.running() if task not in self._kept}
-
-    def _seat(self, admitted: dict[int, SequenceTask]) -> None:
-        """Set the rows' state, and compute the tokens that were sampled before and are not in kept rows."""
-        self._state.seat(admitted)
-        for slot, task in admitted.items():
-            if task.response_tokens and task not in self._kept:
-                self._passes.replay(slot, task)
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -397,8 +385,15 @@ class ContinuousBatch(EngineRun):
             return
         sources = occupied[occupied >= count]
         holes = np.flatnonzero(~state.host_active[:count])
-        self._cache.copy(self._index(sources), self._index(holes), padded(int(state.host_lengths[sources].max())))
+        # A row that a sequence has left, and that is in the way, changes places with the one that comes.
+        left = set(self._left.slots)
+        swapped = {hole: source for source, hole in zip(sources.tolist(), holes.tolist(), strict=True) if hole in left}
+        lengths = {source: int(state.host_lengths[hole]) for hole, source in swapped.items()}
+        window = padded(max([int(state.host_lengths[sources].max()), *lengths.values()]))
+        self._cache.copy(self._index([*sources, *swapped]), self._index([*holes, *swapped.values()]), window)
         state.move(sources, holes)
+        state.set_lengths(lengths)
+        self._left.move(swapped)
         self._prompt_slots = {}
         if self._drafter is not None:
             self._drafter.moved(sources, holes)

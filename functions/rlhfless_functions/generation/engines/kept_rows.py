@@ -35,6 +35,15 @@ class HeldRow:
             and list(task.response_tokens) == list(self.response_tokens[:known])
         )
 
+    def is_continued_by(self, task: SequenceTask) -> bool:
+        """Return whether a task continues this response behind its last token."""
+        known = len(self.response_tokens)
+        return (
+            task.seed == self.task.seed
+            and list(task.prompt_tokens) == list(self.task.prompt_tokens)
+            and list(task.response_tokens[:known]) == list(self.response_tokens)
+        )
+
 
 @dataclass(frozen=True)
 class KeptRows:

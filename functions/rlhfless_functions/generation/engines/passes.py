@@ -1,12 +1,13 @@
 """The passes of a model over a slot cache: whole prompts, continued responses, and one token per row."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rlhfless_functions.generation.engines.attention import Masks
+from rlhfless_functions.generation.engines.attention import Masks, RowsBySlot, attending_by_slot
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
 from rlhfless_functions.generation.engines.prefill import prefill
@@ -16,7 +17,7 @@ CPU_ROWS = 16
 """On a CPU the number of rows of a pass is a multiple of this. With so many rows, matrix kernels always add numbers in
 the same order."""
 REPLAY_ROWS = 256
-"""Tokens of a continued response computed in one pass."""
+"""Tokens of continued responses computed in one pass."""
 
 
 def padded_rows(rows: int, device: torch.device) -> int:
@@ -101,19 +102,36 @@ class ModelPasses:
             rows = {slot: row_of[task.prompt] for slot, task in admitted.items() if task.prompt in row_of}
             self._cache.store(layers, index_of(self._device, rows.values()), index_of(self._device, rows))
 
-    def replay(self, slot: int, task: SequenceTask) -> None:
-        """Compute keys and values of the prompt's last token and of all response tokens but the last."""
-        tokens = [task.prompt_tokens[-1], *task.response_tokens[:-1]]
-        first = len(task.prompt_tokens) - 1
-        for start in range(0, len(tokens), REPLAY_ROWS):
-            chunk = tokens[start : start + REPLAY_ROWS]
-            positions = list(range(first + start, first + start + len(chunk)))
+    def replay(self, continued: Mapping[int, tuple[SequenceTask, int]]) -> None:
+        """Compute keys and values of the last tokens of prompts and of all response tokens but the last, many at once.
+
+        Args:
+            continued: by slot, the task and the number of these tokens that the slot has already.
+        """
+        rows = [
+            (slot, position, token)
+            for slot, (task, known) in continued.items()
+            for position, token in enumerate(
+                [task.prompt_tokens[-1], *task.response_tokens[:-1]][known:], len(task.prompt_tokens) - 1 + known
+            )
+        ]
+        for start in range(0, len(rows), REPLAY_ROWS):
+            self._replay(rows[start : start + REPLAY_ROWS])
+
+    def _replay(self, rows: list[tuple[int, int, int]]) -> None:
+        """Compute tokens (slot, position, token) in one pass. Those of a slot are adjacent and in order."""
+        if self._device.type == "cpu":
             # Padding rows compute the last token again and write the same numbers.
-            spare = max(0, padded_rows(1, self._device) - len(chunk))
-            rows = index_of(self._device, [*positions, *[positions[-1]] * spare])
-            window = padded(positions[-1] + 1)
-            self._cache.replay(slot, rows, window)
-            self.forward(index_of(self._device, [*chunk, *[chunk[-1]] * spare]), rows, window)
+            rows = rows + rows[-1:] * (padded_rows(len(rows), self._device) - len(rows))
+        slots, positions, tokens = (index_of(self._device, each) for each in zip(*rows, strict=True))
+        window = padded(max(position for _, position, _ in rows) + 1)
+        if rows[0][0] == rows[-1][0]:
+            self._cache.replay(rows[0][0], positions, window)
+            self.forward(tokens, positions, window)
+            return
+        self._cache.verify(slots, positions, window)
+        with attending_by_slot(RowsBySlot(slots, 0, _runs([slot for slot, *_ in rows]))):
+            self.forward(tokens, positions, window)
 
     def forward(self, inputs: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of a pass with one token a row. The cache already knows the tokens'
@@ -129,3 +147,13 @@ class ModelPasses:
         )
         logits: torch.Tensor = output.logits[:, 0]
         return logits
+
+
+def _runs(slots: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return (slot, first row, last row + 1) of adjacent rows of one slot."""
+    runs, first = [], 0
+    for slot, same in groupby(slots):
+        last = first + len(list(same))
+        runs.append((slot, first, last))
+        first = last
+    return runs

@@ -95,6 +95,7 @@ class Conversations:
                 asked.append(task)
             else:
                 self._begun.add(key)
+        run.expect_returns()
         run.remove([task.key for task in asked])
         for task in asked:
             self._ask((task.prompt, task.index))

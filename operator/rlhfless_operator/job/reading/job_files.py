@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfless_functions.data.sources import SourceError, is_pattern, local_files
+from rlhfless_functions.rewards.signatures import DEFAULT, usual_function
 from rlhfless_functions.settings import (
     DataSettings,
     EnvironmentSettings,
@@ -16,7 +17,6 @@ from rlhfless_functions.settings import (
     RewardSettings,
     RowFunction,
 )
-from rlhfless_functions.settings.signatures import DEFAULT, usual_function
 from rlhfless_operator.job.paths import exists, is_template_text, is_uri, local_file, local_model
 from rlhfless_operator.job.reading.fields import Path as FieldPath
 from rlhfless_operator.job.spec import RLHFJob

@@ -36,12 +36,16 @@ def turn_by_turn(engine: Engine, tasks: list[SequenceTask]) -> Results:
     return finished
 
 
-def in_one_run(engine: Engine, tasks: list[SequenceTask], delay: int, budget: int | None = None) -> Results:
+def in_one_run(
+    engine: Engine, tasks: list[SequenceTask], delay: int, budget: int | None = None, *, expected: bool = True
+) -> Results:
     """Samples come back into the run after up to so many steps, in any order."""
     numbers, finished, turns = random.Random(delay), Results(), Counter[Key]()
     by_key = {(task.prompt, task.index): task for task in tasks}
     away: list[tuple[int, SequenceTask]] = []
     run, step = engine.start(tasks, LONGEST, budget), 0
+    if expected:
+        run.expect_returns()
     while run.running or run.waiting or away:
         step += 1
         for task in [task for at, task in away if at <= step]:
@@ -63,6 +67,7 @@ def test_a_turn_is_the_same_in_the_run_of_the_turn_before_and_in_one_of_its_own(
     assert len(wanted) == len(tasks)
     for delay, budget in ((1, None), (6, 200), (60, None)):
         assert_same(in_one_run(engine, tasks, delay, budget), wanted)
+    assert_same(in_one_run(engine, tasks, 6, expected=False), wanted)
 
 
 def test_a_run_whose_samples_are_all_away_has_nothing_to_do(engine: Engine) -> None:

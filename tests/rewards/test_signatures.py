@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rlhfless_functions.settings.signatures import usual_function
+from rlhfless_functions.rewards.signatures import usual_function
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...\n"
 BATCH = "def compute_score(data_sources, solution_strs, ground_truths, extra_infos): ...\n"
