@@ -67,7 +67,7 @@ def test_schemas_are_made_once_and_anew_for_anything_else(tmp_path: Path, forks:
     assert len(forks) == 3
 
 
-@pytest.mark.parametrize("content", ["", "[", "{}x"])
+@pytest.mark.parametrize("content", ["", "[", "{}x", "{}", "[]", "[7]", '[{"function": {"name": "other"}}]'])
 def test_a_damaged_file_is_made_anew(tmp_path: Path, forks: list[Any], content: str) -> None:
     first = schemas(code_of(tmp_path), tmp_path)
     (kept,) = tmp_path.glob("tool-schemas-*.json")

@@ -31,9 +31,8 @@ def schemas(code: UserCode, kept: Path | None) -> list[dict[str, Any]]:
     tools = {name: _unbound(tool) for name, tool in code.tools().items()}
     digest = _digest(tools)
     file = kept / f"tool-schemas-{digest}.json" if kept is not None and digest is not None else None
-    if file is not None:
-        with contextlib.suppress(OSError, ValueError):
-            return list(json.loads(file.read_text()))
+    if file is not None and (read := _read(file, list(tools))) is not None:
+        return read
     found = _made_in_a_fork(tools)
     if file is not None:
         with contextlib.suppress(OSError):
@@ -41,6 +40,15 @@ def schemas(code: UserCode, kept: Path | None) -> list[dict[str, Any]]:
             written.write_text(json.dumps(found))
             written.replace(file)
     return found
+
+
+def _read(file: Path, names: list[str]) -> list[dict[str, Any]] | None:
+    """Return the schemas that were kept of these tools; None if there are none, or others."""
+    try:
+        found = json.loads(file.read_text())
+        return found if [each["function"]["name"] for each in found] == names else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _digest(tools: dict[str, Tool]) -> str | None:
