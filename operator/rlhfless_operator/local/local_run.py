@@ -92,29 +92,15 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
 
     environment = job.spec.environment
-    server = environment.server if environment is not None else None
-    if server is not None:
-        check_command(server)
+    if environment is not None and environment.server is not None:
+        check_command(environment.server)
 
     by_stage = threads_of(assignment.actors, job.spec.preparation.instances.set_aside, threads)
     # Where the work is on CPUs, instances share those as others share GPUs.
     cpus = SharedGpus(threads, by_stage) if emulation is None and not assignment.gpus else None
 
     def make_platform(on_state: StateListener) -> Platform:
-        platform = LocalPlatform(
-            keep_alive=job.spec.keep_alive_seconds(),
-            threads=by_stage,
-            log_path=log_path,
-            on_state=on_state,
-            stall_seconds=job.spec.limits.stall,
-            emulation=emulation,
-            gpus=assignment.gpus,
-            gpus_per_instance=assignment.per_instance,
-        )
-        if server is None:
-            return platform
-        log = log_path.with_name("environment.log")
-        return ServingEnvironment(platform, EnvironmentServer(server, log, on_state))
+        return _platform(job, emulation, assignment, by_stage, log_path, on_state)
 
     shelter = ShelterProcess(log_path) if environment is not None and environment.let_go == "auto" else None
     current = asyncio.current_task()
@@ -148,6 +134,32 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
         for line in _closing_lines(job, root, report, summary):
             view.say(line)
     return summary
+
+
+def _platform(
+    job: RLHFJob,
+    emulation: EmulationSettings | None,
+    assignment: GpuAssignment,
+    threads: dict[Stage, int],
+    log_path: Path,
+    on_state: StateListener,
+) -> Platform:
+    """Return the platform of a job's instances, with the job's own server of environments if it has one."""
+    platform = LocalPlatform(
+        keep_alive=job.spec.keep_alive_seconds(),
+        threads=threads,
+        log_path=log_path,
+        on_state=on_state,
+        stall_seconds=job.spec.limits.stall,
+        emulation=emulation,
+        gpus=assignment.gpus,
+        gpus_per_instance=assignment.per_instance,
+    )
+    environment = job.spec.environment
+    if environment is None or environment.server is None:
+        return platform
+    log = log_path.with_name("environment.log")
+    return ServingEnvironment(platform, EnvironmentServer(environment.server, log, on_state))
 
 
 def _available(

@@ -95,19 +95,11 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     samples = _samples(spec, lengths)
     preparation = _preparation_seconds(job, samples, shape, gpu)
     learning = {learner: _learning_seconds(job, samples, shape, gpu, learner) for learner in fit.learners}
-    by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": gpus}
-    preparers = preparer_range(spec, actors, by_stage)
-    forecasts = {
-        learner: Forecast(
-            samples,
-            instance,
-            _limits(spec, actors, instance),
-            instance_hour=prices["generation"],
-            others=_others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit),
-            preparers=(preparers.least, preparers.most),
-        )
+    others = {
+        learner: _others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit)
         for learner, seconds in learning.items()
     }
+    forecasts = _forecasts(spec, samples, instance, hardware, prices, others)
     forecast = forecasts[fit.learner]
     front = distinct(undominated([row for each in forecasts.values() for row in each.front()]))
     _check_budget(spec.budget, forecast, front)
@@ -146,6 +138,31 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "front": front,
         "within_deadline": _within_deadline(forecasts.values(), question.deadline),
         "within_budget": _within_budget(forecasts.values(), question.budget),
+    }
+
+
+def _forecasts(
+    spec: RLHFJobSpec,
+    samples: Sequence[SampleLoad],
+    instance: InstanceProfile,
+    hardware: Hardware,
+    prices: Mapping[Charged, Decimal],
+    others: Mapping[int, Others],
+) -> dict[int, Forecast]:
+    """Return the forecast for each number of learner's GPUs."""
+    by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": hardware.gpus}
+    preparers = preparer_range(spec, hardware.actors, by_stage)
+    limits = _limits(spec, hardware.actors, instance)
+    return {
+        learner: Forecast(
+            samples,
+            instance,
+            limits,
+            instance_hour=prices["generation"],
+            others=each,
+            preparers=(preparers.least, preparers.most),
+        )
+        for learner, each in others.items()
     }
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.generation.engines.admission import admit
+from rlhfless_functions.generation.engines.admission import LeftRows, admit
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.kept_rows import HeldRow
 from rlhfless_functions.generation.engines.kv_cache import padded
-from rlhfless_functions.generation.engines.left_rows import LeftRows
 
 SLOTS = 8
 TASKS = [SequenceTask(number // 2, number % 2, [2] * 40, seed=number) for number in range(12)]

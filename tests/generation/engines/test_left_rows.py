@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhfless_functions.generation.engines.admission import LeftRows
 from rlhfless_functions.generation.engines.base import SequenceTask
 from rlhfless_functions.generation.engines.kept_rows import HeldRow
-from rlhfless_functions.generation.engines.left_rows import LeftRows
 from rlhfless_functions.generation.engines.passes import REPLAY_ROWS, ModelPasses
 from rlhfless_functions.generation.engines.transformers import TransformersEngine
 from tests.generation.engines.conformance.test_turns import ANSWER, LONGEST, in_one_run, turn_by_turn
@@ -88,7 +88,8 @@ def test_the_row_that_was_left_first_is_needed_first(slots: list[int], taken: se
         rows.leave(HeldRow(slot, replace(TASK, index=number), [5, 6]))
     rows.take(taken)
     assert rows.slots == [slot for slot in slots if slot not in taken]
-    rows.move({slot: slot + 100 for slot in slots[::2]})
+    moves = {slot: slot + 100 for slot in slots[::2]}
+    assert rows.swap(moves) == {slot: moves[slot] for slot in slots[::2] if slot not in taken}
     assert rows.slots == [slot + 100 * (place % 2 == 0) for place, slot in enumerate(slots) if slot not in taken]
 
 

@@ -1,12 +1,56 @@
-"""The sequences that join a batch next, and the rows that they get."""
+"""The sequences that join a batch next, and the rows that they get: those that they have left, as with environments, or
+others."""
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rlhfless_functions.generation.engines.base import SequenceTask
+from rlhfless_functions.generation.engines.base import SequenceKey, SequenceTask
+from rlhfless_functions.generation.engines.kept_rows import HeldRow
 from rlhfless_functions.generation.engines.kv_cache import padded
-from rlhfless_functions.generation.engines.left_rows import LeftRows
+
+
+class LeftRows:
+    """The rows that sequences have left. Each keeps its keys and values until another sequence needs the row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[SequenceKey, HeldRow] = {}
+        """The first one was left first."""
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots of these rows, in the order in which sequences need them: the one that was left first comes first."""
+        return [row.slot for row in self._rows.values()]
+
+    def leave(self, row: HeldRow) -> None:
+        """Add a row whose sequence leaves the batch now."""
+        self._rows.pop(row.task.key, None)
+        self._rows[row.task.key] = row
+
+    def find(self, task: SequenceTask) -> HeldRow | None:
+        """Return the row that a sequence has left, if it comes back with the same tokens and maybe more."""
+        row = self._rows.get(task.key)
+        return row if row is not None and row.is_continued_by(task) else None
+
+    def take(self, slots: set[int]) -> None:
+        """Forget the rows of slots that sequences take now."""
+        self._rows = {key: row for key, row in self._rows.items() if row.slot not in slots}
+
+    def swap(self, moves: Mapping[int, int]) -> dict[int, int]:
+        """Let rows that are in the way change places with those that come.
+
+        Args:
+            moves: slots from which rows come, by the slots that they go to.
+
+        Returns:
+            Those of the moves that have such a row in the way.
+        """
+        swapped = {slot: moves[slot] for slot in self.slots if slot in moves}
+        self._rows = {
+            key: HeldRow(moves.get(row.slot, row.slot), row.task, row.response_tokens)
+            for key, row in self._rows.items()
+        }
+        return swapped
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from rlhfless_functions.api import DecodeCounts, EngineRoom, FinishReason
 from rlhfless_functions.generation.drafting.drafter import Drafter, Drafts, PassTiming
 from rlhfless_functions.generation.drafting.pass_rows import PassRows
-from rlhfless_functions.generation.engines.admission import admit
+from rlhfless_functions.generation.engines.admission import LeftRows, admit
 from rlhfless_functions.generation.engines.attention import Masks, RowsBySlot, attending_by_slot
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
@@ -24,7 +24,6 @@ from rlhfless_functions.generation.engines.base import (
 from rlhfless_functions.generation.engines.batch_rows import BatchRows
 from rlhfless_functions.generation.engines.kept_rows import HeldRow, KeptRows
 from rlhfless_functions.generation.engines.kv_cache import SlotCache, padded
-from rlhfless_functions.generation.engines.left_rows import LeftRows
 from rlhfless_functions.generation.engines.pass_graphs import GRAPH_TOKENS, PassGraphs, cuda_capture
 from rlhfless_functions.generation.engines.passes import ModelPasses, index_of, padded_rows
 from rlhfless_functions.generation.engines.randomness import uniforms
@@ -335,16 +334,15 @@ class ContinuousBatch(EngineRun):
         raise NonFiniteLogitsError(task.prompt, task.index, position)
 
     def _release(self, reasons: dict[int, FinishReason]) -> list[SequenceResult]:
-        slots = list(reasons)
-        results = [self._state.result(slot, reason) for slot, reason in reasons.items()]
+        slots, results = list(reasons), [self._state.result(slot, reason) for slot, reason in reasons.items()]
         if self._drafter is not None:
             self._drafter.released(slots, [result.response_tokens for result in results])
-        for slot, result in zip(slots, results, strict=True):
-            if self._expects_returns and self._state.host_lengths[slot] < self._cache.capacity:
+        stay = self._expects_returns & (self._state.host_lengths[slots] < self._cache.capacity)
+        for slot, result, stays in zip(slots, results, stay, strict=True):
+            if stays:
                 self._left.leave(HeldRow(slot, self._state.task(slot), result.response_tokens))
-        left = set(self._left.slots)
-        self._state.leave([slot for slot in slots if slot in left])
-        self._state.clear([slot for slot in slots if slot not in left])
+        self._state.leave(np.array(slots)[stay].tolist())
+        self._state.clear(np.array(slots)[~stay].tolist())
         return results
 
     # --- admission -----------------------------------------------------------------------------------------------
@@ -385,15 +383,12 @@ class ContinuousBatch(EngineRun):
             return
         sources = occupied[occupied >= count]
         holes = np.flatnonzero(~state.host_active[:count])
-        # A row that a sequence has left, and that is in the way, changes places with the one that comes.
-        left = set(self._left.slots)
-        swapped = {hole: source for source, hole in zip(sources.tolist(), holes.tolist(), strict=True) if hole in left}
+        swapped = self._left.swap(dict(zip(holes.tolist(), sources.tolist(), strict=True)))
         lengths = {source: int(state.host_lengths[hole]) for hole, source in swapped.items()}
         window = padded(max([int(state.host_lengths[sources].max()), *lengths.values()]))
         self._cache.copy(self._index([*sources, *swapped]), self._index([*holes, *swapped.values()]), window)
         state.move(sources, holes)
         state.set_lengths(lengths)
-        self._left.move(swapped)
         self._prompt_slots = {}
         if self._drafter is not None:
             self._drafter.moved(sources, holes)
