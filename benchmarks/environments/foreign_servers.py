@@ -14,8 +14,6 @@ the figures say that episodes are played, scored and learnt from, not that they 
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.shared.local_jobs import run_job
 from benchmarks.shared.places import REPOSITORY
 from benchmarks.shared.records import described_run, write_record
 
@@ -98,11 +97,7 @@ def run(folder: Path, foreign: Foreign, options: argparse.Namespace) -> dict[str
     del spec["evaluation"]
     place = folder / f"{name}.yaml"
     place.write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(place), "--threads", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise SystemExit(ended.stdout + ended.stderr)
-    steps = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    steps = run_job(place, folder / "runs" / name)
     first, last = steps[0]["metrics"], steps[-1]["metrics"]
     rewards = ("environment", *foreign.rewards)
     return {

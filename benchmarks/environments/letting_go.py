@@ -11,16 +11,14 @@ weights must be the same with and without.
 
 import argparse
 import hashlib
-import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from benchmarks.shared.local_jobs import run_job
 from benchmarks.shared.places import REPOSITORY
 from benchmarks.shared.records import described_run, write_record
 
@@ -66,12 +64,8 @@ def run(folder: Path, seconds: float, let_go: str, options: argparse.Namespace) 
     spec["generation"] = {"instances": {"min": 1, "max": 1}}
     del spec["evaluation"]
     (place / "job.yaml").write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "rlhfless_operator", "run", str(place / "job.yaml"), "--threads", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise SystemExit(ended.stdout + ended.stderr)
     run_folder = folder / "runs" / name
-    last = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+    last = run_job(place / "job.yaml", run_folder)[-1]
     ledger, metrics = last["ledger"], last["metrics"]
     held = {stage: sum(account[state] for state in HELD) for stage, account in ledger.items()}
     return {
