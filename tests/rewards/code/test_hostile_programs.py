@@ -226,8 +226,7 @@ class Outside:
     def left(self, before: set[psutil.Process]) -> list[str]:
         """Processes that run in a program's folder, or that came below this one without being a worker."""
         scratch = str(self.folder / "scratch")
-        everywhere = psutil.process_iter(["cwd", "cmdline"])
-        found = [str(each.info) for each in everywhere if (each.info["cwd"] or "").startswith(scratch)]
+        found = [str(each) for each in psutil.process_iter() if _working_folder(each).startswith(scratch)]
         return found + [str(each) for each in below() - before if not _is_worker(each)]
 
     def score(self, programs: list[str]) -> Scores:
@@ -247,6 +246,14 @@ class Outside:
 def below() -> set[psutil.Process]:
     """Processes below this one: of the workers, and of other tests."""
     return set(psutil.Process().children(recursive=True))
+
+
+def _working_folder(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except (psutil.Error, OSError):
+        # It has ended meanwhile. For one that is just ending, psutil passes on what the kernel says.
+        return ""
 
 
 def _is_worker(process: psutil.Process) -> bool:
