@@ -1,7 +1,8 @@
-"""A job that runs the server of its environment: pods that come with sessions and go, and a kill in mid-episode."""
+"""Jobs whose samples act: pods of an environment that come with sessions and go, actors that are let go, and kills."""
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,32 @@ ACTION_SECONDS = 5
 """A sample acts for longer than Knative takes to see that it needs a pod."""
 LONG = {"epochs": 200}
 """A learner works for longer with it than Knative takes to remove the pods that nobody needs."""
+
+AWAY_SECONDS = 45
+"""An answer takes longer than it does to let an actor go and to have one again."""
+SLOW = f"""
+import time
+
+
+class Slow(Counter):
+    def add(self, amount: int) -> str:
+        \"\"\"Add to the counter.
+
+        Args:
+            amount: the number to add.
+        \"\"\"
+        time.sleep({AWAY_SECONDS})
+        return super().add(amount)
+
+    def take(self, amount: int) -> str:
+        \"\"\"Take from the counter.
+
+        Args:
+            amount: the number to take.
+        \"\"\"
+        time.sleep({AWAY_SECONDS})
+        return super().take(amount)
+"""
 
 
 def openenv(servers: str) -> dict[str, Any]:
@@ -151,6 +178,51 @@ def test_a_class_of_ones_own_acts_in_pods_of_its_own_as_beside_the_engine(
         jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": "own"})
     assert pods.rises("environment") >= 1
     finish_as(expected, jobs, storage, "own", storage.job("own"), all_steps=STEPS)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "killed"])
+def test_actors_are_let_go_while_environments_work(jobs: Jobs, storage: Storage, tmp_path: Path, killed: bool) -> None:
+    place = tmp_path / "slow"
+    shutil.copytree(EXAMPLE, place)
+    file = place / "counter.py"
+    file.write_text(file.read_text() + SLOW)
+    storage.put(place, "/files/slow")
+
+    def slow(name: str, folder: str, let_go: str) -> dict[str, Any]:
+        job = document(name, folder, {"python": {"file": f"{folder}/counter.py", "class": "Slow"}, "maxTurns": 2})
+        job["spec"]["environment"] |= {"letGo": let_go, "pods": {}, "toolSeconds": "5m"}
+        return job
+
+    name = "away-killed" if killed else "away"
+    beside = slow(name, str(place), "never")
+    del beside["spec"]["prices"]["stages"]
+    expected = laptop_weights(beside, tmp_path)
+    job = slow(name, "slow", "auto")
+    with PodCounts(jobs.kubectl, name) as pods:
+        jobs.apply(job)
+        if killed:
+            keeper = {"rlhfless.io__job": name, "rlhfless.io__stage": "shelter"}
+            jobs.kubectl.wait_until("actors are let go", lambda: _alone(jobs, name), 600)
+            (victim,) = [pod["metadata"]["name"] for pod in jobs.kubectl.list("pods", **keeper)]
+            jobs.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+        jobs.wait_succeeded(name, 900)
+        jobs.kubectl.wait_for_pods(0, 120, **{"rlhfless.io__job": name})
+    print({stage: pods.counts[stage] for stage in pods.counts})
+    # The first rollout shows how long the environments take. In the second one the actor comes after each answer.
+    assert pods.rises("generation") > STEPS
+    assert pods.most("shelter") == 1 and pods.counts["shelter"][-1] == 0
+    last = json.loads(storage.read(f"{storage.job(name)}/metrics.jsonl").splitlines()[-1])
+    print(last["metrics"]["generation/let_go"], last["ledger"])
+    assert last["metrics"]["generation/let_go"] > 0.3
+    assert last["ledger"]["environment"]["busy"] > AWAY_SECONDS
+    finish_as(expected, jobs, storage, name, storage.job(name), all_steps=STEPS)
+
+
+def _alone(jobs: Jobs, job: str) -> bool:
+    """Whether what keeps a job's episodes is all that the job has."""
+    pods = jobs.kubectl.list("pods", **{"rlhfless.io__job": job})
+    there = {pod["metadata"]["labels"]["rlhfless.io/stage"] for pod in pods if is_ready(pod)}
+    return there == {"shelter"}
 
 
 def test_a_server_that_never_listens_ends_the_job_with_the_reason(jobs: Jobs) -> None:

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from rlhfless_operator.controller.environments import NoWayToServersError, environment_of
+from rlhfless_operator.controller.environments import NoWayToServersError, environment_of, shelter_of
 from rlhfless_operator.controller.functions import functions_of
 from rlhfless_operator.job.pods import PodsSpec
-from rlhfless_operator.job.spec import API_VERSION, KIND
+from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import JobIdentity
+from rlhfless_operator.platforms.pods.shelter_manifests import ShelterFunction
 from rlhfless_operator.platforms.pods.store_mounts import ForeignFoldersError
 from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.training.requests.rehearsal import emulation_of
@@ -61,15 +62,73 @@ def test_restricted_pods_reach_the_gateway_of_its_environment_or_the_job_is_refu
         assert environment_of(IDENTITY, SERVED, restricted) is not None
 
 
-@pytest.mark.parametrize("environment", [None, {"openenv": {"url": "http://maze.environments.svc:8000"}}])
+@pytest.mark.parametrize(
+    "environment", [None, {"openenv": {"url": "http://maze.environments.svc:8000"}, "letGo": "never"}]
+)
 def test_other_jobs_run_none(environment: dict[str, Any] | None) -> None:
     score = [{"name": "solved", "environment": {}}]
     other = job() if environment is None else job(environment=environment, rewards=score)
     known = SETTINGS.model_copy(update={"egress": "restricted", "ingress": "http://gateway.knative.svc"})
     assert environment_of(IDENTITY, other, known) is None
+    assert shelter(other, known) is None
     member = PoolMember("uid", "team", "job", {})
     for stage in functions_of(IDENTITY, member, other, "/artifacts/team/runs/job", known, {}).values():
         assert "http://gateway.knative.svc" not in stage.connects_to
+
+
+ACTING = job(
+    environment={"python": {"file": "/code/env.py", "class": "Env"}},
+    rewards=[{"name": "solved", "environment": {}}],
+    pods={"volumes": [{"configMap": "code", "mountPath": "/code"}], "envFrom": ["keys"]},
+    generation={
+        "pods": {
+            "image": "ours:2",
+            "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "90Gi"}},
+            "nodeSelector": {"gpu": "h100"},
+            "runtimeClass": "nvidia",
+        }
+    },
+)
+
+
+def shelter(acting: RLHFJob, settings: ClusterSettings) -> ShelterFunction | None:
+    """What keeps a job's episodes."""
+    member = PoolMember("uid", "team", "job", {})
+    stages = functions_of(IDENTITY, member, acting, "/artifacts/team/runs/job", settings, {})
+    return shelter_of(IDENTITY, acting, stages["generation"], settings)
+
+
+def test_what_keeps_episodes_has_what_actors_have_but_their_gpu() -> None:
+    found = shelter(ACTING, SETTINGS)
+    assert found is not None
+    assert found.pods == PodsSpec.model_validate(
+        {
+            "image": "ours:2",
+            "envFrom": ["keys"],
+            "volumes": [{"configMap": "code", "mountPath": "/code"}],
+            "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+        }
+    )
+    own = {"nodeSelector": {"pool": "cpu"}, "resources": {"requests": {"cpu": "4"}}}
+    environment = {**ACTING.spec.environment.model_dump(by_alias=True, exclude_unset=True), "pods": own}  # type: ignore[union-attr]
+    chosen = shelter(job(environment=environment, rewards=[{"name": "solved", "environment": {}}]), SETTINGS)
+    assert chosen is not None and chosen.pods.node_selector == {"pool": "cpu"}
+    assert chosen.pods.resources is not None and chosen.pods.resources.requests == {"cpu": "4", "memory": "1Gi"}
+
+
+def test_the_settings_of_a_servers_pods_are_not_those_of_what_keeps_its_episodes() -> None:
+    found = shelter(SERVED, SETTINGS)
+    assert found is not None and found.pods.env == {"B": "2"}
+
+
+def test_actors_are_kept_where_restricted_pods_reach_nothing_that_keeps_their_episodes() -> None:
+    restricted = SETTINGS.model_copy(update={"egress": "restricted"})
+    assert shelter(ACTING, restricted) is None
+    known = restricted.model_copy(update={"ingress": "http://gateway.knative.svc"})
+    assert shelter(ACTING, known) is not None
+    member = PoolMember("uid", "team", "job", {})
+    stages = functions_of(IDENTITY, member, ACTING, "/artifacts/team/runs/job", known, {})
+    assert all("http://gateway.knative.svc" in stage.connects_to for stage in stages.values())
 
 
 def test_its_pods_mount_no_folder_of_another_namespace() -> None:

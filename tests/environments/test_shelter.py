@@ -1,9 +1,11 @@
 """A shelter keeps episodes while actors come and go: each turn is played once, and every actor gets its answer."""
 
 import asyncio
+import http.server
 import json
 import queue
 import socket
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -275,3 +277,40 @@ async def test_nan_and_half_a_pair_of_surrogates_in_a_row_reach_the_environment(
     await exchange(Shelter(lambda *_: played), turn(row=row))
     assert ascii(played.turns[0].row) == "{'x': nan, 'y': None, 'z': '\\ud83d'}"
     assert played.turns[0].sample == (0, 1)
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    """Stands before a shelter whose pod comes at the third question: it hangs up, says 503, and then answers."""
+
+    asked = 0
+
+    def do_POST(self) -> None:
+        type(self).asked += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if type(self).asked == 1:
+            self.close_connection = True
+            return
+        lost = b'{"observations": [{"sample": [0, 1], "tokens": [7]}], "lost": []}'
+        status, body = (503, b"no pod") if type(self).asked == 2 else (200, lost)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_exchange_that_finds_no_pod_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhfless_functions.environments.sheltered._PAUSE_SECONDS", 0.01)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{gateway.server_address[1]}"
+        place = Place(url=url, token="t", rollout="training-1", actors=1, patience_seconds=1)
+        episodes = ShelteredEpisodes(place, SETTINGS, ModelSettings(source="m"), {})
+        episodes.submit(turn(5, 6))
+        while not (found := episodes.ready(1.0)):
+            pass
+        episodes.close()
+        gateway.shutdown()
+    assert (found[0].tokens, Gateway.asked) == ([7], 3)

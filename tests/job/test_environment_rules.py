@@ -59,32 +59,45 @@ def test_what_is_not_built_is_refused_with_the_remedy(given: dict[str, Any], mes
 
 
 SERVED = {"openenv": {"image": "maze:1"}}
+KEPT = {**CLASS, "letGo": "never"}
+"""No pod keeps its episodes."""
+ELSEWHERE = {"openenv": {"url": "http://maze"}, "letGo": "never"}
 GPU = {"nvidia.com/gpu": 1}
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({**CLASS, "pods": {"env": {"A": "1"}}}, "the job runs no server that could have pods; remove them"),
-        ({"openenv": {"url": "http://maze"}, "pods": {"env": {"A": "1"}}}, "the job runs no server"),
+        (
+            {**KEPT, "pods": {"env": {"A": "1"}}},
+            "has no pods of an environment; remove them, or write environment.letGo",
+        ),
+        ({**ELSEWHERE, "pods": {"env": {"A": "1"}}}, "the job has no pods of an environment"),
+        ({**CLASS, "pods": {"image": "maze:2"}}, "has the image of generation's pods; remove pods.image"),
         ({**SERVED, "pods": {"image": "maze:2"}}, "image is environment.openenv.image; write it there"),
         ({**CLASS, "served": {}, "pods": {"image": "maze:2"}}, "image is environment.served.image; write it there"),
-        ({**CLASS, "served": {"url": "http://m"}, "pods": {"env": {"A": "1"}}}, "the job runs no server"),
+        ({**KEPT, "served": {"url": "http://m"}, "pods": {"env": {"A": "1"}}}, "the job has no pods of an environment"),
+        ({**CLASS, "pods": {"resources": {"limits": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
         ({**SERVED, "pods": {"resources": {"limits": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
         ({**SERVED, "pods": {"resources": {"requests": GPU}}}, "run on CPUs.*remove nvidia.com/gpu"),
     ],
 )
-def test_pods_of_an_environment_are_those_of_a_server_on_cpus(environment: dict[str, Any], message: str) -> None:
+def test_pods_of_an_environment_are_on_cpus_and_of_a_job_that_has_some(
+    environment: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         job(environment=environment, rewards=SCORE)
 
 
-def test_a_price_of_servers_is_refused_where_the_job_runs_none() -> None:
+def test_a_price_of_an_environments_pods_is_refused_where_the_job_has_none() -> None:
     prices = {"stages": {"environment": "0.05"}}
-    assert job(environment=SERVED, rewards=SCORE, prices=prices)
-    for environment in (None, CLASS, {"openenv": {"url": "http://maze"}}):
+    for environment in (SERVED, CLASS):
+        assert job(environment=environment, rewards=SCORE, prices=prices)
+    for environment in (None, KEPT, ELSEWHERE):
         given = {} if environment is None else {"environment": environment, "rewards": SCORE}
-        with pytest.raises(ValidationError, match="runs no server of an environment; remove the price"):
+        with pytest.raises(
+            ValidationError, match=r"no pods of an environment; remove the price, or write environment\.letGo"
+        ):
             job(**given, prices=prices)
 
 
@@ -114,7 +127,7 @@ def test_a_server_runs_already_or_the_job_runs_it(openenv: dict[str, Any], messa
         job(environment={"openenv": openenv}, rewards=SCORE)
 
 
-def test_a_server_that_the_job_runs_has_a_price_of_its_own() -> None:
+def test_pods_of_an_environment_have_a_price_of_their_own() -> None:
     environment = {"openenv": {"image": "maze:1"}}
     prices = {"instanceHour": "2", "stages": {"environment": "0.05"}}
     spec = job(environment=environment, rewards=SCORE, prices=prices).spec
@@ -124,8 +137,9 @@ def test_a_server_that_the_job_runs_has_a_price_of_its_own() -> None:
     assert "environment" not in spec.instance_gpus
     spec = job(environment=environment, rewards=SCORE, prices={"instanceHour": "2"}).spec
     assert str(spec.instance_prices["environment"]) == "2"
-    elsewhere = job(environment={"openenv": {"url": "http://maze:8000"}}, rewards=SCORE).spec
-    assert "environment" not in elsewhere.instance_prices
+    assert str(job(environment=CLASS, rewards=SCORE, prices=prices).spec.instance_prices["environment"]) == "0.05"
+    for kept in (KEPT, ELSEWHERE):
+        assert "environment" not in job(environment=kept, rewards=SCORE).spec.instance_prices
 
 
 def test_its_address_takes_the_place_of_what_starts_it() -> None:

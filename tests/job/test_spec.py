@@ -176,7 +176,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
     # Tools can't be used there yet, give no score, and have no pods.
     others = {
         "async": {"kvCache": "keep"},
-        "environment": {**TOOLS, "pods": {"env": {"A": "1"}}},
+        "environment": {**TOOLS, "letGo": "never", "pods": {"env": {"A": "1"}}},
         "rewards": [SOLVED],
         "evaluation": evaluation,
         "pods": spot,

@@ -8,13 +8,16 @@ import pytest
 
 from rlhfless_functions.api import Done, Event, Preload, RunRequest, Stage, Started
 from rlhfless_operator.platforms.base import InstanceLostError, PlatformUnavailableError
-from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook, JobPlatform, Listener
+from rlhfless_operator.platforms.job_platform import ClusterPlatform, Hook, JobPlatform, JobShelter, Listener
 from rlhfless_operator.platforms.pool_member import PoolMember
+from rlhfless_operator.platforms.shelters import ShelterHost, ShelterMissingError
 from tests.jobs import export_request
 
 
 class Noting:
     """A platform that notes its calls; its task waits between its two events."""
+
+    shelter: ShelterHost | None = None
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
@@ -167,3 +170,57 @@ async def test_an_error_passes_through_the_hooks(job: JobPlatform, inner: Noting
     with pytest.raises(InstanceLostError, match="killed"):
         _ = [event async for event in job.run(export_request("x", stage="generation"))]
     assert calls == [*OPENED, *BEGUN, "ran", "inner InstanceLostError", "outer InstanceLostError"]
+
+
+class Keeping:
+    """Keeps episodes, and notes its calls."""
+
+    token = "t"
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    async def warm(self) -> None:
+        self.calls.append("warm")
+
+    @asynccontextmanager
+    async def rollout(self, name: str) -> AsyncIterator[None]:
+        self.calls.append(f"begin {name}")
+        yield
+        self.calls.append(f"end {name}")
+
+    async def url(self) -> str:
+        return "http://keeper"
+
+    async def come(self, rollout: str, samples: list[tuple[int, int]]) -> int:
+        return len(samples)
+
+
+async def test_the_first_rollout_that_needs_a_shelter_opens_the_platform() -> None:
+    calls: list[str] = []
+    platform = Noting(calls)
+    platform.shelter = Keeping(calls)
+    shelter = JobShelter()
+    shelter.platform = JobPlatform(platform, PoolMember("uid", "team", "job", {}))
+    async with shelter.rollout("training-1"):
+        assert (await shelter.url(), shelter.token, await shelter.come("training-1", [(0, 0)])) == (
+            "http://keeper",
+            "t",
+            1,
+        )
+    await shelter.warm()
+    assert calls == ["open", "begin training-1", "end training-1", "warm"]
+
+
+async def test_without_a_shelter_or_a_platform_a_rollout_keeps_its_actors() -> None:
+    platform = Noting([])
+    shelter = JobShelter()
+    shelter.platform = JobPlatform(platform, PoolMember("uid", "team", "job", {}))
+    platform.unavailable = True
+    with pytest.raises(ShelterMissingError, match="no Services"):
+        async with shelter.rollout("training-1"):
+            pytest.fail("the platform is not open")
+    platform.unavailable = False
+    with pytest.raises(ShelterMissingError, match="no pod that keeps episodes"):
+        async with shelter.rollout("training-1"):
+            pytest.fail("nothing keeps its episodes")

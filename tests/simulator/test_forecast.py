@@ -84,6 +84,21 @@ def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
     assert found[64][1]["seconds"] == pytest.approx(without[1]["seconds"], rel=0.2)
 
 
+def test_a_step_is_longer_by_what_its_longest_response_is_away_and_its_actors_are_held():
+    here, away = a_forecast().weighted(0), a_forecast(away=0.1).weighted(0)
+    seconds = away["seconds"] - here["seconds"]
+    assert 0 < seconds <= 0.1 * 2048
+    assert away["generation_seconds"] - here["generation_seconds"] == pytest.approx(seconds)
+    assert away["actors"] == here["actors"]
+    assert away["gpu_seconds"] - here["gpu_seconds"] == pytest.approx(here["actors"] * seconds)
+
+
+def test_learning_beside_generation_waits_for_groups_that_are_away():
+    others = Others(seconds=12, gpu_seconds=12, beside=10)
+    rows = [a_forecast(others=others, away=away).within_deadline(1e9) for away in (0.0, 0.1)]
+    assert rows[1]["seconds"] > rows[0]["seconds"] + 1
+
+
 def test_a_deadline_gives_the_cheapest_plan_and_a_budget_the_fastest():
     forecast = a_forecast()
     front = forecast.front()

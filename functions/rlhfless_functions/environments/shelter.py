@@ -1,8 +1,10 @@
-"""A shelter of episodes: `python -m rlhfless_functions.environments.shelter PARENT`.
+"""A shelter of episodes: `python -m rlhfless_functions.environments.shelter [PARENT]`.
 
-It plays the episodes of rollouts without a GPU, so that an actor whose samples all wait can be let go. It listens on
-loopback, writes its port as a line on standard output, and ends with its parent. The token is in RLHFLESS_TOKEN.
+It plays the episodes of rollouts without a GPU, so that an actor whose samples all wait can be let go. With a parent it
+listens on loopback, writes its port as a line on standard output, and ends with this process. In a pod, it listens on
+all addresses at PORT. The token is in RLHFLESS_TOKEN.
 
+    GET  /healthz       whether it listens
     POST /v1/exchange   turns of an actor's samples; answered with the observations that have come for it, and with the
                         samples that it awaits in vain: their turns are not here any more
     POST /v1/come       the samples of a rollout whose answers have come, or whose episodes are not here
@@ -287,6 +289,10 @@ def create_app(shelter: Shelter, token: str) -> FastAPI:
             return None
         return JSONResponse({"message": "the token is wrong"}, status_code=401)
 
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return JSONResponse({})
+
     @app.post("/v1/exchange")
     async def exchange(request: Request) -> Response:
         if refusal := stranger(request):
@@ -317,24 +323,32 @@ def create_app(shelter: Shelter, token: str) -> FastAPI:
     return app
 
 
-async def _serve(token: str, port_to: int) -> None:
+async def _serve(token: str, place: tuple[str, int], listens: Callable[[int], None]) -> None:
     from rlhfless_functions.environments.making import EpisodeMaker
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(place) as listener:
         app = create_app(Shelter(EpisodeMaker().make), token)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-        os.write(port_to, f"{listener.getsockname()[1]}\n".encode())
+        listens(listener.getsockname()[1])
         await server.serve(sockets=[listener])
 
 
 def main() -> None:
-    """Serve until the parent ends."""
-    die_with_parent(int(sys.argv[1]))
+    """Serve until the parent ends, or until SIGTERM."""
     name_process("shelter")
     logs.configure(instance="shelter")
+    token = os.environ["RLHFLESS_TOKEN"]
+    if len(sys.argv) < 2:
+        asyncio.run(_serve(token, ("0.0.0.0", int(os.environ["PORT"])), lambda port: None))
+        return
+    die_with_parent(int(sys.argv[1]))
     port_to = os.dup(1)
     os.dup2(2, 1)
-    asyncio.run(_serve(os.environ["RLHFLESS_TOKEN"], port_to))
+
+    def tell(port: int) -> None:
+        os.write(port_to, f"{port}\n".encode())
+
+    asyncio.run(_serve(token, ("127.0.0.1", 0), tell))
 
 
 if __name__ == "__main__":

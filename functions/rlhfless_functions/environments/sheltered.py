@@ -4,6 +4,7 @@ import http.client
 import json
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,12 @@ from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
 
 _ANSWER_SECONDS = 360.0
 """Time limit of an exchange. The first one waits until the user's files have run."""
+_RETRY_SECONDS = 120.0
+"""Longest time in which an exchange is tried again: a pod of the shelter that has died is replaced meanwhile. A turn
+may be handed over twice."""
+_PAUSE_SECONDS = 0.5
+_NOBODY_THERE = (502, 503, 504)
+"""Statuses of the proxies before a pod that is not there, or that has gone."""
 _OBSERVATIONS: TypeAdapter[list[Observation]] = TypeAdapter(list[Observation])
 
 
@@ -105,18 +112,43 @@ class ShelteredEpisodes:
     ) -> tuple[list[Observation], list[SampleKey]]:
         """Return the answers, and the samples whose turns must be handed over again."""
         body = json.dumps({**self._said, "turns": [asdict(turn) for turn in turns], "awaited": awaited})
-        headers = {"Authorization": f"Bearer {self._shelter.token}", "Content-Type": "application/json"}
+        status, text = self._sent(connection, body)
         try:
-            connection.request("POST", "/v1/exchange", body, headers)
-            response = connection.getresponse()
-            answer = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TaskError(
-                "environment_failed", f"the process that keeps the episodes does not answer: {error}", retryable=True
-            ) from error
-        if response.status == 409:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise _unanswered(f"status {status}") from error
+        if status == 409:
             raise TaskError(answer["reason"], answer["message"], retryable=answer["retryable"])
-        if response.status != 200:
+        if status != 200:
             raise TaskError("environment_failed", f"the process that keeps the episodes refuses a turn: {answer}")
         lost = [(prompt, index) for prompt, index in answer["lost"]]
         return _OBSERVATIONS.validate_python(answer["observations"]), lost
+
+    def _sent(self, connection: http.client.HTTPConnection, body: str) -> tuple[int, bytes]:
+        """Return the status and the body of an answer to an exchange."""
+        headers = {"Authorization": f"Bearer {self._shelter.token}", "Content-Type": "application/json"}
+        deadline = time.monotonic() + _RETRY_SECONDS
+        while True:
+            try:
+                connection.request("POST", "/v1/exchange", body, headers)
+                response = connection.getresponse()
+                text = response.read()
+                if response.status not in _NOBODY_THERE:
+                    return response.status, text
+                problem = f"status {response.status}"
+            except ConnectionRefusedError as error:
+                # A process on this machine that has died comes back at another address.
+                raise _unanswered(str(error)) from error
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error) or type(error).__name__
+            connection.close()
+            with self._changed:
+                if self._closed or time.monotonic() > deadline:
+                    raise _unanswered(problem)
+                self._changed.wait(_PAUSE_SECONDS)
+
+
+def _unanswered(problem: str) -> TaskError:
+    return TaskError(
+        "environment_failed", f"the process that keeps the episodes does not answer: {problem}", retryable=True
+    )

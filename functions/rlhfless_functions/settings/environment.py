@@ -142,9 +142,9 @@ class EnvironmentSettings(Settings):
     """Whether the same calls give the same results again, for the same row and seed. Then an episode goes on after a
     kill; otherwise it begins anew."""
     let_go: Literal["auto", "never"] = "auto"
-    """Whether an instance of generation is let go while all of its samples wait for their environments, on one machine.
-    `auto` does so once the environments have been seen to take longer than letting an instance go and having one again.
-    The episodes then go on in a process of their own."""
+    """Whether an instance of generation is let go while all of its samples wait for their environments. `auto` does so
+    once the environments have been seen to take longer than letting an instance go and having one again. The episodes
+    then go on in a process of their own; on a cluster, in a pod on CPUs."""
     memory: Bytes = 2**30
     """Memory limit of an episode's processes."""
     result_bytes: Bytes = Field(default=2**14)
@@ -171,6 +171,16 @@ class EnvironmentSettings(Settings):
             containers=served.containers,
             start_seconds=served.start_seconds,
         )
+
+    @property
+    def may_let_go(self) -> bool:
+        """Whether actors may be let go while environments work."""
+        return self.let_go == "auto"
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether the job may have pods of an environment on a cluster: servers, or the one that keeps episodes."""
+        return self.may_let_go or self.server is not None
 
     @property
     def is_scored(self) -> bool:

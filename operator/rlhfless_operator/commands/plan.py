@@ -50,8 +50,9 @@ def plan(
     from rlhfless_operator.console import print_tables
     from rlhfless_operator.simulator.forecast import WEIGHTS
     from rlhfless_operator.simulator.hardware import look_around
-    from rlhfless_operator.simulator.job_forecast import Question, forecast_job
+    from rlhfless_operator.simulator.job_forecast import forecast_job
     from rlhfless_operator.simulator.plan_view import view
+    from rlhfless_operator.simulator.question import Question
     from rlhfless_operator.training.costs.hub import fetched_config
 
     job = load_job(job_file, files=False, settings=settings or ()).resolve_paths(job_file.parent)

@@ -20,7 +20,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.platforms.base import StateChange, StateListener
 from rlhfless_operator.platforms.cluster_settings import PoolSettings
-from rlhfless_operator.platforms.job_platform import JobPlatform
+from rlhfless_operator.platforms.job_platform import JobPlatform, JobShelter
 from rlhfless_operator.platforms.pool_member import PoolMember
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
@@ -71,6 +71,8 @@ async def run_driver(
         metering = Metering(meter, lambda: updates.found_services(resource.generation))
         platform.surround(metering, *context.pools.hooks(member, job, tell))
         on_platform(platform)
+        if shelter is not None:
+            shelter.platform = platform
         return platform
 
     def on_open(run: TrainingRun, journal: StepJournal) -> None:
@@ -92,11 +94,13 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
+    environment = job.spec.environment
+    shelter = JobShelter() if environment is not None and environment.may_let_go else None
     # The files that it reads, and the stores that it asks, are the job's.
     emulation = await in_time(_emulation_of, job)
     with context.pools.joined(job, resource) as member:
         member.emulation = emulation
-        gpus = _available(context, resource, job, member, actors)
+        gpus = _available(context, resource, job, member, actors, shelter)
         try:
             await drive(
                 *(job, folder, make_platform, LiveProgress(on_note=note), gpus),
@@ -111,7 +115,12 @@ async def run_driver(
 
 
 def _available(
-    context: OperatorContext, resource: JobResource, job: RLHFJob, member: PoolMember, actors: ActorRange
+    context: OperatorContext,
+    resource: JobResource,
+    job: RLHFJob,
+    member: PoolMember,
+    actors: ActorRange,
+    shelter: JobShelter | None,
 ) -> AvailableGpus:
     """Return the GPUs for a job's instances."""
     pool = context.settings.pools.get(member.pool)
@@ -123,6 +132,7 @@ def _available(
         whole=None if member.sleeps else room,
         draining_seconds=context.settings.draining_seconds,
         contention=lambda: context.pools.contention(member),
+        shelter=shelter,
         gpu=pool.accelerator if pool is not None else None,
     )
 

@@ -10,7 +10,7 @@ from rlhfless_functions.api import Stage
 from rlhfless_operator.controller.cluster_report import PodsReport, Preflight
 from rlhfless_operator.controller.conditions import Tell
 from rlhfless_operator.controller.context import MakePlatform
-from rlhfless_operator.controller.environments import environment_of, gateways_of
+from rlhfless_operator.controller.environments import environment_of, gateways_of, shelter_of
 from rlhfless_operator.controller.slots import SlotPools, slots_wanted
 from rlhfless_operator.job.instance_gpus import pods_by_stage
 from rlhfless_operator.job.spec import API_VERSION, KIND, RLHFJob
@@ -63,17 +63,19 @@ async def knative_platforms(api: ApiClient, settings: ClusterSettings) -> AsyncI
                 turns = await look.at_turns(stages, used) if used and everywhere else []
                 return [*needed, *turns, *installed]
 
+            functions = functions_of(identity, member, job, root, settings, os.environ)
             platform = KnativePlatform(
                 client,
                 watch,
                 job=identity,
-                functions=functions_of(identity, member, job, root, settings, os.environ),
+                functions=functions,
                 settings=settings,
                 keep_alive=member.platform_keep_alive,
                 stall_seconds=job.spec.limits.stall,
                 on_state=both,
                 on_problem=report.trouble,
                 environment=environment_of(identity, job, settings),
+                shelter=shelter_of(identity, job, functions["generation"], settings),
                 slots=pools.share_of(member),
                 places=places,
             )

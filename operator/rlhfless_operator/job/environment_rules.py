@@ -7,7 +7,7 @@ from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec
 from rlhfless_operator.job.rule import CelRule, Rule
 from rlhfless_operator.job.sections import JobFields
 
-_SERVERS = "environment.served, or environment.openenv.image or command"
+_PODS = "environment.letGo: auto, environment.served, or environment.openenv.image or command"
 
 
 def _can_be_combined(spec: JobFields) -> str | None:
@@ -34,25 +34,27 @@ def _scores_exist(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | N
     return None
 
 
-def _pods_are_of_a_server(spec: JobFields) -> str | None:
+def _pods_are_of_an_environment(spec: JobFields) -> str | None:
     if spec.environment is None or spec.environment.pods == PodsSpec():
         return None
-    if spec.environment.server is None:
-        return f"the job runs no server that could have pods; remove them, or write {_SERVERS}"
+    if not spec.environment.has_pods:
+        return f"the job has no pods of an environment; remove them, or write {_PODS}"
+    if spec.environment.pods.image is not None and spec.environment.server is None:
+        return "the pod that keeps episodes has the image of generation's pods; remove pods.image"
     if spec.environment.pods.image is not None:
         section = "openenv" if spec.environment.served is None else "served"
         return f"the server's image is environment.{section}.image; write it there, and remove pods.image"
     resources = spec.environment.pods.resources or ResourcesSpec()
     asked = {**(resources.requests or {}), **(resources.limits or {})}
     if gpus := [name for name in asked if name.endswith("/gpu")]:
-        return f"servers of environments run on CPUs, because prices and pools count no GPUs of them; remove {gpus[0]}"
+        return f"environments run on CPUs, because prices and pools count no GPUs of them; remove {gpus[0]}"
     return None
 
 
-def _price_is_of_a_server(spec: JobFields) -> str | None:
-    if spec.prices.stages.environment is None or (spec.environment is not None and spec.environment.server is not None):
+def _price_is_of_an_environment(spec: JobFields) -> str | None:
+    if spec.prices.stages.environment is None or (spec.environment is not None and spec.environment.has_pods):
         return None
-    return "the job runs no server of an environment; remove the price"
+    return f"the job has no pods of an environment; remove the price, or write {_PODS}"
 
 
 _HAS_SCORES = "has(self.environment) && (has(self.environment.python) || has(self.environment.openenv))"
@@ -71,14 +73,14 @@ ENVIRONMENT_RULES = (
     Rule(
         "environment.pods",
         ("environment",),
-        _pods_are_of_a_server,
-        CelRule(None, f"environment.pods needs {_SERVERS}, and has neither an image nor GPUs"),
+        _pods_are_of_an_environment,
+        CelRule(None, f"environment.pods needs {_PODS}, and has neither an image nor GPUs"),
     ),
     Rule(
         "prices.stages.environment",
         ("prices.stages.environment", "environment"),
-        _price_is_of_a_server,
-        CelRule(None, f"prices.stages.environment needs {_SERVERS}"),
+        _price_is_of_an_environment,
+        CelRule(None, f"prices.stages.environment needs {_PODS}"),
     ),
     Rule(
         "rewards",

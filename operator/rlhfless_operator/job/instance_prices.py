@@ -31,14 +31,14 @@ class UnknownPriceError(ValueError):
 
 
 def instance_prices(spec: JobFields) -> dict[Charged, Decimal]:
-    """Return the price of an instance of each stage for an hour, and of a server of the environment if the job runs it.
+    """Return the price of an instance of each stage for an hour, and of an environment's pod if the job may have one.
 
     Raises:
         UnknownPriceError: accelerators have prices, but a stage's accelerator has none.
     """
     gpus = instance_gpus(spec)
     prices: dict[Charged, Decimal] = {stage: _instance_price(spec, stage, gpus[stage]) for stage in STAGES}
-    if spec.environment is not None and spec.environment.server is not None:
+    if spec.environment is not None and spec.environment.has_pods:
         own = spec.prices.stages.environment
         prices["environment"] = spec.prices.instance_hour if own is None else own
     return prices

@@ -1,13 +1,14 @@
 """The platform of one job on a cluster, with hooks around its driver's calls."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from typing import Protocol
 
 from rlhfless_functions.api import Event, Preload, RunRequest, Stage
-from rlhfless_operator.platforms.base import Platform
+from rlhfless_operator.platforms.base import Platform, PlatformUnavailableError
 from rlhfless_operator.platforms.pool_member import PoolMember
+from rlhfless_operator.platforms.shelters import SampleKey, ShelterHost, ShelterMissingError
 
 Listener = Callable[[Event], None]
 """Called with each event of a task."""
@@ -15,6 +16,10 @@ Listener = Callable[[Event], None]
 
 class ClusterPlatform(Platform, Protocol):
     """A platform that creates something on a cluster for a job."""
+
+    @property
+    def shelter(self) -> ShelterHost | None:
+        """Keeps episodes while actors are let go, once the platform is open; None if the job has none."""
 
     async def open(self) -> None:
         """Create what the functions need. Called once, before anything else.
@@ -81,6 +86,11 @@ class JobPlatform:
                     await self._platform.open()
                 self._is_open = True
 
+    @property
+    def shelter(self) -> ShelterHost | None:
+        """Keeps episodes while actors are let go; see `ClusterPlatform.shelter`."""
+        return self._platform.shelter
+
     async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
         """Set the wanted number of instances of a stage; see `Platform.hold`."""
         await self.open()
@@ -112,3 +122,49 @@ class JobPlatform:
     async def remove(self) -> None:
         """Remove what the platform created; see `ClusterPlatform.remove`."""
         await self._platform.remove()
+
+
+class JobShelter:
+    """The shelter of a job on a cluster, whose platform opens when a rollout needs it; see `ShelterHost`."""
+
+    def __init__(self) -> None:
+        self.platform: JobPlatform | None = None
+        """Platform of the job, set before the first rollout."""
+
+    @property
+    def token(self) -> str:
+        """The bearer token of its address, once a rollout is open."""
+        assert self.platform is not None and self.platform.shelter is not None, "a rollout comes first"
+        return self.platform.shelter.token
+
+    async def warm(self) -> None:
+        """Prepare for the next rollout; see `ShelterHost.warm`."""
+        await (await self._opened()).warm()
+
+    @asynccontextmanager
+    async def rollout(self, name: str) -> AsyncIterator[None]:
+        """Have what a rollout's episodes need; see `ShelterHost.rollout`.
+
+        Raises:
+            ShelterMissingError: it can't be had.
+        """
+        async with (await self._opened()).rollout(name):
+            yield
+
+    async def url(self) -> str:
+        """Return its address for actors; see `ShelterHost.url`."""
+        return await (await self._opened()).url()
+
+    async def come(self, rollout: str, samples: list[SampleKey]) -> int:
+        """Wait for samples; see `ShelterHost.come`."""
+        return await (await self._opened()).come(rollout, samples)
+
+    async def _opened(self) -> ShelterHost:
+        assert self.platform is not None, "the driver's platform comes first"
+        try:
+            await self.platform.open()
+        except PlatformUnavailableError as error:
+            raise ShelterMissingError(str(error)) from error
+        if self.platform.shelter is None:
+            raise ShelterMissingError("this job has no pod that keeps episodes")
+        return self.platform.shelter

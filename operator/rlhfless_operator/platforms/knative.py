@@ -5,12 +5,11 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
 
 import aiohttp
 
 from rlhfless_functions.api import Event, Failed, Preload, RunRequest, Stage, Started, ends_task
-from rlhfless_operator.job.charged import Charged
+from rlhfless_operator.job.charged import Function
 from rlhfless_operator.knative import ApiError, KnativeClient
 from rlhfless_operator.platforms.base import (
     InstanceLostError,
@@ -22,24 +21,24 @@ from rlhfless_operator.platforms.base import (
 )
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.environments import addressed, needs_server
+from rlhfless_operator.platforms.pods.direct_questions import DirectQuestions
 from rlhfless_operator.platforms.pods.dispatch import deliver
 from rlhfless_operator.platforms.pods.environment_manifests import EnvironmentFunction
 from rlhfless_operator.platforms.pods.environment_pods import EnvironmentPods
 from rlhfless_operator.platforms.pods.job_objects import Endpoint, JobObjects
-from rlhfless_operator.platforms.pods.manifests import PORT, JobIdentity, StageFunction
+from rlhfless_operator.platforms.pods.manifests import JobIdentity, StageFunction
 from rlhfless_operator.platforms.pods.node_places import NodePlaces
 from rlhfless_operator.platforms.pods.pod_watch import PodView, PodWatch
+from rlhfless_operator.platforms.pods.shelter_manifests import ShelterFunction
+from rlhfless_operator.platforms.pods.shelter_pods import ShelterPods
 from rlhfless_operator.platforms.pods.stage_pods import StagePods
 from rlhfless_operator.platforms.pods.stage_scaler import StageScaler
+from rlhfless_operator.platforms.shelters import ShelterClient
 from rlhfless_operator.platforms.stream import open_session, run_task
 from rlhfless_operator.platforms.turns.slot_pool import SlotShare
 from rlhfless_operator.platforms.turns.turn_taking import TurnTaking
 
 _PUBLISHED_POLL_SECONDS = 0.02
-_DIRECT_SECONDS = 2.0
-"""Time limit for a pod to answer a direct request, in seconds."""
-_INDIRECT_SECONDS = 60.0
-"""Seconds without direct requests to pods after one did not answer: a network policy may drop them."""
 _NEWS_SECONDS = 2.0
 """Time limit for the watch to report a pod that has sent something, or the end of one whose stream broke, in
 seconds."""
@@ -60,6 +59,7 @@ class KnativePlatform:
         keep_alive: seconds that a surplus idle pod of each stage is kept.
         stall_seconds: longest silence of a stream that has begun.
         environment: the servers of its environment, if it runs them.
+        shelter: the process that keeps episodes while actors are let go, if it may have one.
         slots: the job's share of its namespace's slots, for the stages whose pods use them in turns.
         places: finds the location of nodes; without it, `Started` has no location.
         on_state: called with every change of a pod's state.
@@ -80,6 +80,7 @@ class KnativePlatform:
         on_state: StateListener,
         on_problem: Callable[[str], None] = lambda problem: None,
         environment: EnvironmentFunction | None = None,
+        shelter: ShelterFunction | None = None,
         slots: SlotShare | None = None,
         places: NodePlaces | None = None,
     ) -> None:
@@ -92,21 +93,25 @@ class KnativePlatform:
         self._stall_seconds = stall_seconds
         self._on_problem = on_problem
         self._places = places
-        self._objects = JobObjects(client, job, list(functions.values()), settings, environment)
-        self._books: dict[Charged, StagePods] = {
+        self._objects = JobObjects(client, job, list(functions.values()), settings, environment, shelter)
+        self._books: dict[Function, StagePods] = {
             stage: StagePods(stage, on_state, self._noticing(stage), begin_asleep=function.slots is not None)
             for stage, function in functions.items()
         }
         most = 0 if environment is None else environment.most
         self._environment = EnvironmentPods(client.revisions, job.namespace, on_state, on_problem, most)
-        self._scalers: dict[Charged, StageScaler] = {}
-        self._endpoints: Mapping[Charged, Endpoint] = {}
+        keeper = EnvironmentPods(client.revisions, job.namespace, on_state, on_problem, 1, "shelter")
+        self._acting: dict[Function, EnvironmentPods] = {"environment": self._environment, "shelter": keeper}
+        self.shelter: ShelterPods | None = None
+        """Keeps episodes, once the platform is open; None if the job has none."""
+        self._scalers: dict[Function, StageScaler] = {}
+        self._endpoints: Mapping[Function, Endpoint] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._slots = slots
         self._turns: TurnTaking | None = None
         self._token = ""
         self._session: aiohttp.ClientSession | None = None
-        self._indirect_until = 0.0
+        self._questions: DirectQuestions | None = None
         self._first = True
         self._closed = False
 
@@ -126,6 +131,7 @@ class KnativePlatform:
             raise PlatformUnavailableError(f"the pods of {self._job.namespace} can't be watched: {error}") from error
         self._token, self._endpoints = token, endpoints
         session = self._session = open_session()
+        self._questions = DirectQuestions(session)
         for stage, function in self._functions.items():
             self._scalers[stage] = StageScaler(
                 self._client,
@@ -143,8 +149,12 @@ class KnativePlatform:
         self._first = False
         await self._keep_sleeping_pods()
         self._tasks = [asyncio.create_task(scaler.run()) for scaler in self._scalers.values()]
-        if (server := endpoints.get("environment")) is not None:
-            self._tasks.append(asyncio.create_task(self._environment.run(server.revision)))
+        for each, pods in self._acting.items():
+            if (served := endpoints.get(each)) is not None:
+                self._tasks.append(asyncio.create_task(pods.run(served.revision)))
+        if (place := endpoints.get("shelter")) is not None:
+            client = ShelterClient(session, token, place.host)
+            self.shelter = ShelterPods(place, client, token, self._acting["shelter"], self._environment)
 
     async def close(self) -> None:
         """Release all pods. The Services stay, because the job may resume. Pods are reported until they are gone."""
@@ -155,7 +165,8 @@ class KnativePlatform:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 releasing = [scaler.release() for scaler in self._scalers.values()]
-                await asyncio.gather(*releasing, self._environment.release(), return_exceptions=True)
+                releasing += [pods.release() for pods in self._acting.values()]
+                await asyncio.gather(*releasing, return_exceptions=True)
         if self._turns is not None:
             self._turns.close()
         if self._session is not None:
@@ -255,33 +266,34 @@ class KnativePlatform:
 
     def pod_changed(self, pod: PodView) -> None:
         """Handle a pod that is new or has changed."""
-        if pod.stage in self._books:
-            self._books[pod.stage].changed(pod, first=self._first)
+        if (acting := self._acting.get(pod.stage)) is not None:
+            acting.changed(pod)
+        elif (book := self._books.get(pod.stage)) is not None:
+            book.changed(pod, first=self._first)
             if self._turns is not None:
                 self._turns.pod_changed(pod, first=self._first)
-        elif pod.stage == "environment":
-            self._environment.changed(pod)
 
     def pod_gone(self, pod: PodView) -> None:
         """Handle a pod that is gone."""
-        if pod.stage in self._books:
-            self._books[pod.stage].gone(pod)
+        if (acting := self._acting.get(pod.stage)) is not None:
+            acting.gone(pod)
+        elif (book := self._books.get(pod.stage)) is not None:
+            book.gone(pod)
             if self._turns is not None:
                 self._turns.pod_gone(pod)
-        elif pod.stage == "environment":
-            self._environment.gone(pod)
         self._forget_when_gone()
 
     def replaced(self) -> None:
         """Stop reporting: another driver has taken the job over, and reports its pods from now on."""
         for book in self._books.values():
             book.forget()
-        self._environment.forget()
+        for acting in self._acting.values():
+            acting.forget()
 
     # --- requests ---
 
     async def _join(self, slots: SlotShare, session: aiohttp.ClientSession) -> TurnTaking:
-        async def remove(stage: Charged, pod: str) -> None:
+        async def remove(stage: Function, pod: str) -> None:
             await self._scalers[stage].remove_pod(pod)
 
         turns = TurnTaking(
@@ -329,7 +341,8 @@ class KnativePlatform:
 
         If pods can't be reached, don't wait: the pod refuses other requests until it is done.
         """
-        if time.monotonic() < self._indirect_until:
+        questions = self._questions
+        if questions is None or not questions.reach:
             return
         begun = time.monotonic()
         while instance in book.names:
@@ -339,29 +352,12 @@ class KnativePlatform:
                 # A line may arrive before the watch has reported its pod.
                 if waited > _NEWS_SECONDS:
                     return
-            elif not await self._says_busy(view.ip):
+            elif not await questions.is_busy(view.ip):
                 return
             elif waited > self._stall_seconds:
                 await scaler.remove_pod(instance)
                 return
             await asyncio.sleep(_PUBLISHED_POLL_SECONDS)
-
-    async def _says_busy(self, ip: str) -> bool:
-        """Return whether a pod reports that it is at work; False also if it does not answer."""
-        assert self._session is not None
-        begun = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=_DIRECT_SECONDS)
-        try:
-            async with self._session.get(
-                f"http://{ip}:{PORT}/readyz", timeout=timeout, allow_redirects=False
-            ) as response:
-                answer: Any = await response.json(content_type=None)
-        except TimeoutError:
-            self._indirect_until = begun + _INDIRECT_SECONDS
-            return False
-        except (aiohttp.ClientError, OSError, ValueError):
-            return False
-        return isinstance(answer, dict) and bool(answer.get("busy"))
 
     async def _explained(self, error: InstanceLostError, book: StagePods, instance: str) -> str:
         """Return the error, with the fate of the pod."""
@@ -390,5 +386,6 @@ class KnativePlatform:
         return notice
 
     def _forget_when_gone(self) -> None:
-        if self._closed and not any(book.names for book in self._books.values()) and not self._environment.names:
+        known = [book.names for book in self._books.values()] + [pods.names for pods in self._acting.values()]
+        if self._closed and not any(known):
             self._watch.unsubscribe(self._job.namespace, self._job.name, self)

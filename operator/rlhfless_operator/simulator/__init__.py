@@ -3,8 +3,8 @@
 From the top down:
 
 - `simulate`: run policies on scenarios. `page`: show the result. `assumptions`: change a scenario.
-- `job_forecast`: forecast a step of a job, on the GPUs that `hardware` finds. `fitting`: choose how many of them each
-  stage needs. `plan_view`: show the forecast.
+- `job_forecast`: forecast a step of a job, as its `question` asks, on the GPUs that `hardware` finds. `fitting`: choose
+  how many of them each stage needs. `plan_view`: show the forecast.
 - `steps`: run a job step by step. `generation` and `instance` are its generation stage, `own_stages` its preparation
   and learning as the loop has them, `following` those of a learner that does not wait for the batch. `foresight` has
   the lengths that a policy expects, and `step_bound` the least that any policy needs.

@@ -1,11 +1,10 @@
 """The forecast of a job: the seconds and the money of a step, from the job, its GPUs and response lengths."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from rlhfless_functions import artifacts
 from rlhfless_functions.api import STAGES, Stage
 from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.charged import Charged
@@ -25,14 +24,13 @@ from rlhfless_operator.planner.latency.roofline import GPUS, ModelShape
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import InfeasibleError, Limits
 from rlhfless_operator.records.folder import JobFolder
-from rlhfless_operator.records.journal import read_lines
 from rlhfless_operator.simulator.fitting import Fit, fit_job
 from rlhfless_operator.simulator.forecast import Forecast, Others, distinct, matching_actors, typical_step, undominated
 from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_hardware
+from rlhfless_operator.simulator.question import Question, acting_of, drafts_of, lengths_of, tokens_per_pass
 from rlhfless_operator.simulator.scenarios import GPU_HOUR, store_seconds
-from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
 from rlhfless_operator.training.costs.engine_factor import measured_factor
-from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS, measured_drafts
+from rlhfless_operator.training.costs.measured_acting import Acting
 from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
@@ -44,25 +42,6 @@ STARTUP_SECONDS = 30.0
 """From asking for an instance to its being ready: the shortest full start, of 30 to 135 s."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """Values that a forecast takes besides the job; None is that of the job's `rehearsal`, or a default."""
-
-    gpu: str | None = None
-    gpus: int | None = None
-    model: str | None = None
-    trace: str | None = None
-    acceptance: float | None = None
-    """Chance that a drafted token is right; by default as the trace's run measured it."""
-    median_tokens: float | None = None
-    """Median tokens of responses if there is no trace; by default a quarter of the longest."""
-    startup_seconds: float | None = None
-    instance_hour: Decimal | None = None
-    weights: Sequence[float] = ()
-    deadline: float | None = None
-    budget: Decimal | None = None
-
-
 def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub: AskHub | None) -> dict[str, Any]:
     """Forecast a step of the job.
 
@@ -72,12 +51,13 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
 
     Returns:
         `{"job", "model", "gpu", "gpus", "memory": {stage: bytes on each of its GPUs}, "chosen", "actors_at_most",
-        "actors_by", "measured", "engine_factor", "lengths", "drafting", "tokens_per_pass", "drafts", "currency",
-        "instance_hour", "steps", "plans": [{"cost_weight", "actors", "learner_gpus", "seconds", "generation_seconds",
-        "gpu_seconds", "lower_bound_gpu_seconds", "cost"}], "front", "ahead": [{"max_staleness", "actors", "preparers",
-        "preparers_reason", "seconds", "generation_busy", "learning_busy", "staleness", "gpu_seconds", "cost"}],
-        "beside": [as in "ahead"], "matching_actors", "learner_gpus", "within_deadline", "within_budget"}`: of a step;
-        seconds are of the whole step, money is a decimal string.
+        "actors_by", "measured", "engine_factor", "lengths", "acts", "acting": {"away", "given"}, "drafting",
+        "tokens_per_pass", "drafts", "currency", "instance_hour", "steps", "plans": [{"cost_weight", "actors",
+        "learner_gpus", "seconds", "generation_seconds", "gpu_seconds", "lower_bound_gpu_seconds", "cost"}], "front",
+        "ahead": [{"max_staleness", "actors", "preparers", "preparers_reason", "seconds", "generation_busy",
+        "learning_busy", "staleness", "gpu_seconds", "cost"}], "beside": [as in "ahead"], "matching_actors",
+        "learner_gpus", "within_deadline", "within_budget"}`: of a step; seconds are of the whole step, money is a
+        decimal string.
 
     Raises:
         ValueError: naming what can't be forecast, and the nearest that can.
@@ -88,23 +68,27 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     shape = _shape(job, question, ask_hub)
     hardware, fit = _hardware(job, question, around, shape)
     gpu, gpus, actors = hardware.gpu, hardware.gpus, hardware.actors
-    factor, drafts = measured_factor(question.trace), _drafts(job, question)
+    factor, drafts = measured_factor(question.trace), drafts_of(job, question)
     instance = _as_measured(_instance(job, question, shape, hardware), factor, drafts)
     prices, priced_by = _prices(job, question, gpu, fit)
-    lengths, told = _lengths(job, question)
-    samples = _samples(spec, lengths)
+    lengths, told = lengths_of(job, question)
+    acting = acting_of(job, question)
+    samples = _samples(spec, lengths, acting)
     preparation = _preparation_seconds(job, samples, shape, gpu)
     learning = {learner: _learning_seconds(job, samples, shape, gpu, learner) for learner in fit.learners}
     others = {
         learner: _others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit)
         for learner, seconds in learning.items()
     }
-    forecasts = _forecasts(spec, samples, instance, hardware, prices, others)
+    away = 0.0 if acting is None else acting.away
+    forecasts = _forecasts(spec, samples, instance, hardware, prices, others, away)
     forecast = forecasts[fit.learner]
     front = distinct(undominated([row for each in forecasts.values() for row in each.front()]))
     _check_budget(spec.budget, forecast, front)
     most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
-    beside = forecast.actors_beside(most_stale or 1)
+    # An environment can't be combined with async.
+    ahead = [] if spec.environment else forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0}))
+    beside = [] if spec.environment else forecast.actors_beside(most_stale or 1)
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -118,12 +102,14 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         "engine_factor": factor,
         "startup_seconds": instance.startup_seconds,
         "max_staleness": most_stale,
-        "ahead": forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0})),
+        "ahead": ahead,
         "beside": beside,
         "matching_actors": matching_actors(beside),
         "lengths": told,
+        "acts": spec.environment is not None,
+        "acting": None if acting is None else {"away": acting.away, "given": acting.given},
         "drafting": spec.generation.drafting,
-        "tokens_per_pass": _tokens_per_pass(question.trace),
+        "tokens_per_pass": tokens_per_pass(question.trace),
         "drafts": None if drafts is None else {"coverage": drafts.coverage, "acceptance": drafts.acceptance},
         "currency": spec.prices.currency,
         "instance_hour": f"{prices['generation']:f}",
@@ -148,6 +134,7 @@ def _forecasts(
     hardware: Hardware,
     prices: Mapping[Charged, Decimal],
     others: Mapping[int, Others],
+    away: float,
 ) -> dict[int, Forecast]:
     """Return the forecast for each number of learner's GPUs."""
     by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": hardware.gpus}
@@ -161,6 +148,7 @@ def _forecasts(
             instance_hour=prices["generation"],
             others=each,
             preparers=(preparers.least, preparers.most),
+            away=away,
         )
         for learner, each in others.items()
     }
@@ -187,10 +175,15 @@ def _as_measured(instance: InstanceProfile, factor: float | None, drafts: Drafts
     return instance
 
 
-def _samples(spec: RLHFJobSpec, lengths: Any) -> list[SampleLoad]:
-    """Return the groups of a step."""
+def _samples(spec: RLHFJobSpec, lengths: Any, acting: Acting | None) -> list[SampleLoad]:
+    """Return the groups of a step. What environments give is read and kept, and never decoded."""
     batch, longest = spec.batch, spec.sampling.max_response_tokens
-    return typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
+    found = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
+    if acting is None:
+        return found
+    return [
+        replace(each, prompt_tokens=each.prompt_tokens + round(each.expected_tokens * acting.given)) for each in found
+    ]
 
 
 def _limits(spec: RLHFJobSpec, actors: ActorRange, instance: InstanceProfile) -> Limits:
@@ -339,67 +332,3 @@ def _others(
         publishing=publishing,
         beside=learning if job.spec.may_learn_in_pieces else 0.0,
     )
-
-
-def _lengths(job: RLHFJob, question: Question) -> tuple[Any, str]:
-    place = question.trace or (job.spec.rehearsal.trace if job.spec.rehearsal else None)
-    sampling = job.spec.sampling
-    if place is not None:
-        trace = read_trace(place)
-        return trace, f"those of {place}, {trace.prompts} prompts"
-    median = question.median_tokens
-    if median is None:
-        median = sampling.max_response_tokens / 4
-    if not 0 < median <= sampling.max_response_tokens:
-        raise ValueError(
-            f"median_tokens is {median:g}: it is above 0 and at most sampling.maxResponseTokens,"
-            f" {sampling.max_response_tokens}, which is the nearest"
-        )
-    prompt_median = min(150.0, sampling.max_prompt_tokens / 2)
-    statistics = LengthStatistics(
-        median=median,
-        longest=sampling.max_response_tokens,
-        prompt_median=prompt_median,
-        prompt_longest=sampling.max_prompt_tokens,
-    )
-    told = f"assumed: a median response of {median:g} tokens, 2 % truncated; a median prompt of {prompt_median:g}"
-    return statistics, told
-
-
-def _tokens_per_pass(trace: str | None) -> float | None:
-    """Return the mean over the last steps of the trace's run; None if there is no run, or it did not count passes."""
-    if trace is None:
-        return None
-    steps = [
-        line["metrics"]["generation/tokens_per_pass"]
-        for line in read_lines(artifacts.join(trace, "metrics.jsonl"))
-        if "generation/tokens_per_pass" in line.get("metrics", {})
-    ][-LAST_STEPS:]
-    return sum(steps) / len(steps) if steps else None
-
-
-def _drafts(job: RLHFJob, question: Question) -> Drafts | None:
-    """Return the drafts of the forecast: as the question asks, or as the run measured them whose lengths it has.
-
-    Raises:
-        ValueError: naming an acceptance that does not fit.
-    """
-    generation, rehearsal = job.spec.generation, job.spec.rehearsal
-    if question.acceptance is not None:
-        if not 0 <= question.acceptance <= 1:
-            nearest = min(1.0, max(0.0, question.acceptance))
-            raise ValueError(
-                f"acceptance is {question.acceptance:g}: a chance is between 0 and 1; the nearest is {nearest:g}"
-            )
-        if generation.drafting == "never":
-            raise ValueError(
-                "acceptance is given, and generation.drafting is never: set it to auto, as nothing is drafted otherwise"
-            )
-        return Drafts(1.0, question.acceptance)
-    divided = generation.engine != "transformers" and generation.vllm.tensor_parallel_size > 1
-    if generation.drafting == "never" or (rehearsal is None and divided):
-        return None
-    if rehearsal is not None and rehearsal.draft_acceptance is not None:
-        return Drafts(rehearsal.draft_coverage, rehearsal.draft_acceptance)
-    place = question.trace or (rehearsal.trace if rehearsal is not None else None)
-    return None if place is None else measured_drafts(place)

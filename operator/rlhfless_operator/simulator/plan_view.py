@@ -35,6 +35,17 @@ def _engine(found: dict[str, Any]) -> str:
     )
 
 
+def _acting(found: dict[str, Any]) -> str:
+    if not found["acts"]:
+        return ""
+    if (acting := found["acting"]) is None:
+        return "\nenvironments: neither their time nor what they give is counted; --trace counts what a run measured"
+    return (
+        f"\nenvironments: a sample is away for {acting['away']:.3g} s, and is given {acting['given']:.2g} tokens, for"
+        " each token that it samples, as in the run that the lengths are from; its instance is kept"
+    )
+
+
 def _memory(found: dict[str, Any]) -> str:
     return ", ".join(f"{stage} {size / 1e9:.0f} GB" for stage, size in found["memory"].items() if size)
 
@@ -58,15 +69,16 @@ def view(found: dict[str, Any]) -> Group:
         f" {found['learning_seconds']:.1f} s and publishing {found['publishing_seconds']:.1f} s a step are the same for"
         " every number of actors"
         f"{'; the learner begins while others are generated' if found['learns_beside'] else ''}"
-        f"{_drafting(found)}"
+        f"{_acting(found)}{_drafting(found)}"
     )
     plans = [(f"λ = {row['cost_weight']:g}", row) for row in found["plans"]]
     plans += [("within the deadline", found["within_deadline"]), ("within the budget", found["within_budget"])]
     parts: list[Any] = [head, _table("A step", [(name, row) for name, row in plans if row], found)]
     parts.append(_table("From the fastest to the cheapest", [("", row) for row in found["front"]], found))
-    parts += [_ahead_table(found), _beside_table(found), _matching(found)]
-    if found["preparation_seconds"]:
-        parts.append(_preparing(found))
+    if found["ahead"]:
+        parts += [_ahead_table(found), _beside_table(found), _matching(found)]
+        if found["preparation_seconds"]:
+            parts.append(_preparing(found))
     return Group(*parts)
 
 

@@ -12,6 +12,7 @@ from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.holding import StagesHolding
 from rlhfless_operator.platforms.base import Platform, StateChange
+from rlhfless_operator.platforms.shelters import ShelterHost
 from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.records.status import RLHFJobStatus
@@ -20,7 +21,7 @@ from rlhfless_operator.training.costs.generation_plan import holding_of
 from rlhfless_operator.training.costs.prefix_choice import PrefixChoice
 from rlhfless_operator.training.costs.step_plans import StepPlans
 from rlhfless_operator.training.data.prompts import Prompts
-from rlhfless_operator.training.instances.away import LettingActorsGo, ShelterHost
+from rlhfless_operator.training.instances.away import LettingActorsGo
 from rlhfless_operator.training.instances.capacity import Capacity
 from rlhfless_operator.training.instances.draft_history import DraftHistory
 from rlhfless_operator.training.instances.gang import GangSize

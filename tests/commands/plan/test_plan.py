@@ -279,6 +279,28 @@ def test_a_forecast_takes_as_long_as_the_engine_did_in_the_run_of_its_lengths(jo
     assert "generation: 2.00 times as long as by the GPU's table" in told
 
 
+def test_a_forecast_counts_how_samples_acted_in_the_run_of_its_lengths(job: Path, tmp_path: Path) -> None:
+    statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)
+    write_trace(tmp_path / "lengths.parquet", generate(statistics, epochs=1, prompts=16, samples=4, seed=0))
+    options = ["--gpu", "L40S", "--trace", str(tmp_path)]
+    options += ["--set", "spec.environment={openenv: {url: 'http://maze'}}"]
+    alone = forecast(job, *options[:-2])
+    unknown = forecast(job, *options)
+    acted = {"environment/turns": 4, "environment/seconds_away": 50.0, "environment/given": 300.0, "lengths": 100.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"metrics": acted}) + "\n")
+    known = forecast(job, *options)
+    assert (alone["acts"], unknown["acts"], unknown["acting"]) == (False, True, None)
+    assert known["acting"] == {"away": 0.5, "given": 3.0}
+    assert alone["ahead"] and not known["ahead"], "it can't be combined with async"
+    fastest, before = known["front"][0], unknown["front"][0]
+    # The longest response has 1,000 tokens at most; what is given is read in preparation and learning as well.
+    assert before["generation_seconds"] + 100 < fastest["generation_seconds"]
+    assert known["learning_seconds"] > 2 * unknown["learning_seconds"]
+    told = " ".join(CliRunner().invoke(cli.app, ["plan", str(job), *options]).stdout.split())
+    assert "a sample is away for 0.5 s, and is given 3 tokens, for each token that it samples" in told
+    assert "Rollouts that go ahead" not in told
+
+
 def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_path: Path) -> None:
     folder = tmp_path / "earlier"
     statistics = LengthStatistics(median=100, longest=1000, prompt_median=50, prompt_longest=100)

@@ -78,7 +78,8 @@ async def test_an_episode_goes_on_with_another_actor_and_ends_with_its_rollout(
     spans = [(0, len(opening.tokens)), (len(first.response), len(first.response) + len(answer.tokens))]
     end = await asyncio.to_thread(played_by, place, turn(*last, given=spans, row=row), settings)
     assert end.outcome is not None and (end.outcome.score, end.outcome.restarted) == (4.0, 0)
-    await process.end("training-1")
+    async with process.rollout("training-1"):
+        pass
     assert await process.come("training-1", [(0, 1)]) == 1, "nobody waits for what is not here"
 
 

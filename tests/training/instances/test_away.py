@@ -1,5 +1,7 @@
 """Actors are let go while environments work, once these have been seen to take longer than a change of hands."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +20,14 @@ class Host:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
+    async def warm(self) -> None:
+        self.asked.append("warm")
+
+    @asynccontextmanager
+    async def rollout(self, name: str) -> AsyncIterator[None]:
+        yield
+        self.asked.append(f"end {name}")
+
     async def url(self) -> str:
         self.asked.append("url")
         return "http://127.0.0.1:1"
@@ -25,9 +35,6 @@ class Host:
     async def come(self, rollout: str, samples: list[tuple[int, int]]) -> int:
         self.asked.append(f"come {rollout} {len(samples)}")
         return int(len(self.asked) > 2)
-
-    async def end(self, rollout: str) -> None:
-        self.asked.append(f"end {rollout}")
 
 
 def choice(host: Host | None, switch: float = SWITCH) -> tuple[LettingActorsGo, History]:
@@ -62,7 +69,9 @@ async def test_the_process_of_the_episodes_is_started_before_the_rollout_that_ne
     going.learn(seen(1.5 * SWITCH))
     assert history.mean(AWAY_TOKEN) == 1.5 * SWITCH * 5 / 20
     assert history.mean(GIVEN_TOKEN) == 1.5
-    assert going._starting is not None and await going._starting
+    assert going._starting is not None
+    await going._starting
+    assert host.asked == ["warm"]
     async with going.rollout("training-2", 3) as away:
         assert away is not None
         shelter = await away.shelter()
@@ -92,8 +101,10 @@ async def test_actors_are_kept_where_nothing_keeps_their_episodes() -> None:
 
 async def test_actors_are_kept_where_the_process_of_the_episodes_does_not_start() -> None:
     class Broken(Host):
-        async def url(self) -> str:
+        @asynccontextmanager
+        async def rollout(self, name: str) -> AsyncIterator[None]:
             raise UserError("it does not start")
+            yield
 
     going, _ = choice(Broken())
     going.learn(seen(100.0))
@@ -104,9 +115,7 @@ async def test_actors_are_kept_where_the_process_of_the_episodes_does_not_start(
 async def test_an_actor_is_kept_where_the_process_of_the_episodes_has_died_and_does_not_start_again() -> None:
     class Dying(Host):
         async def url(self) -> str:
-            if self.asked:
-                raise UserError("it does not start")
-            return await super().url()
+            raise UserError("it does not start")
 
     host = Dying()
     going, _ = choice(host)
@@ -123,7 +132,7 @@ async def test_no_two_rollouts_have_the_same_name() -> None:
     for _ in range(2):
         async with going.rollout("evaluation-2", 3):
             pass
-    assert [each for each in host.asked if each != "url"] == ["end evaluation-2-1", "end evaluation-2-2"]
+    assert [each for each in host.asked if each != "warm"] == ["end evaluation-2-1", "end evaluation-2-2"]
 
 
 async def test_an_actor_waits_until_one_of_its_samples_has_come() -> None:

@@ -5,24 +5,21 @@ import contextlib
 import os
 import secrets
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from rlhfless_operator.errors import UserError
+from rlhfless_operator.platforms.shelters import SampleKey, ShelterClient, ShelterMissingError
 
 _START_SECONDS = 120.0
 """Time limit of its start, in which it imports heavy libraries."""
 _END_SECONDS = 5.0
 
 
-class ShelterMissingError(UserError):
-    """The process does not start; the message has the remedy."""
-
-
 class ShelterProcess:
-    """A shelter on this machine: started when it is asked for, and again after it has died.
+    """A shelter on this machine: started when it is asked for, and again after it has died. See `ShelterHost`.
 
     Args:
         log_path: file to which it appends its log.
@@ -36,6 +33,28 @@ class ShelterProcess:
         self._lock = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
+    async def warm(self) -> None:
+        """Start it unless it runs. It stays until `close`.
+
+        Raises:
+            ShelterMissingError: it does not start.
+        """
+        await self.url()
+
+    @asynccontextmanager
+    async def rollout(self, name: str) -> AsyncIterator[None]:
+        """Have it run for a rollout.
+
+        Raises:
+            ShelterMissingError: it does not start.
+        """
+        await self.url()
+        try:
+            yield
+        finally:
+            if self._process is not None and self._process.returncode is None:
+                await self._client().end(self._url, name)
+
     async def url(self) -> str:
         """Return its address. Start it unless it runs.
 
@@ -47,20 +66,9 @@ class ShelterProcess:
                 self._process, self._url = await self._start()
             return self._url
 
-    async def come(self, rollout: str, samples: list[tuple[int, int]]) -> int:
-        """Wait for a while until samples of a rollout need not wait for their environments; return their number. If
-        the process has died, none needs to."""
-        try:
-            answer = await self._ask("come", {"rollout": rollout, "samples": samples})
-        except (aiohttp.ClientError, OSError):
-            return len(samples)
-        return len(answer["samples"])
-
-    async def end(self, rollout: str) -> None:
-        """End the episodes of a rollout."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(aiohttp.ClientError, OSError):
-                await self._ask("end", {"rollout": rollout})
+    async def come(self, rollout: str, samples: list[SampleKey]) -> int:
+        """Wait for a while until samples need not wait for their environments; see `ShelterHost.come`."""
+        return await self._client().come(self._url, rollout, samples)
 
     async def close(self) -> None:
         """End it with all episodes."""
@@ -69,6 +77,11 @@ class ShelterProcess:
         async with self._lock:
             # It may be about to start.
             await self._end()
+
+    def _client(self) -> ShelterClient:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return ShelterClient(self._session, self.token)
 
     async def _end(self) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -121,11 +134,3 @@ class ShelterProcess:
             f"the process that keeps episodes while actors are let go does not start ({problem}); see"
             f" {self._log_path}, or set environment.letGo to never"
         )
-
-    async def _ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30))
-        headers = {"Authorization": f"Bearer {self.token}"}
-        async with self._session.post(f"{self._url}/v1/{what}", json=body, headers=headers) as response:
-            response.raise_for_status()
-            return dict(await response.json())

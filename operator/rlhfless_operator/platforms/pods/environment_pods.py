@@ -1,4 +1,4 @@
-"""The pods of an environment's servers: the state of each for the ledger, and their least number."""
+"""The pods in which samples act: the state of each for the ledger, and their least number."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rlhfless_functions.api import Failed
+from rlhfless_operator.job.charged import Function
 from rlhfless_operator.knative import ApiError, ResourceClient, Revision
 from rlhfless_operator.platforms.base import InstanceState, StateChange, StateListener
 from rlhfless_operator.platforms.pods.manifests import MIN_SCALE
@@ -17,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class EnvironmentPods:
-    """The book of an environment's pods.
+    """The book of the pods of an environment's servers, or of a shelter.
 
     While tasks act in it, no pod may be removed: Knative would pick any, and end its sessions. So their least number
     grows with them, and is 0 once no task needs them. Nothing tells which of them work, so all that are ready count as
@@ -27,9 +28,10 @@ class EnvironmentPods:
         revisions: client of Revisions.
         namespace: namespace of the job.
         on_state: called with every change of a pod's state.
-        on_problem: called when the problem of the pods changes, with `environment: text`; the text is empty when
-            it is over.
+        on_problem: called when the problem of the pods changes, with `environment: text` or `shelter: text`; the text
+            is empty when it is over.
         most: the most pods that are kept.
+        function: whose pods they are.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class EnvironmentPods:
         on_state: StateListener,
         on_problem: Callable[[str], None],
         most: int,
+        function: Function = "environment",
     ) -> None:
         self._revisions = revisions
         self._namespace = namespace
         self._on_state = on_state
         self._on_problem = on_problem
         self._most = most
+        self._function = function
         self._pods: dict[str, tuple[InstanceState, PodView]] = {}
         self._users = 0
         self._changed = asyncio.Event()
@@ -55,6 +59,11 @@ class EnvironmentPods:
     def names(self) -> list[str]:
         """All pods, including terminating ones."""
         return list(self._pods)
+
+    @property
+    def problem(self) -> str:
+        """The problem of the pods; empty if none is known."""
+        return self._problem
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -85,7 +94,7 @@ class EnvironmentPods:
                     await self._bound(revision, least)
                     applied = least
                 except ApiError as error:
-                    _log.warning("the environment's pods of %s can't be kept: %s", revision, error)
+                    _log.warning("the pods of %s can't be kept: %s", revision, error)
                     await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             await self._changed.wait()
@@ -138,5 +147,5 @@ class EnvironmentPods:
         problems = {name: view.problem for name, (_, view) in self._pods.items() if view.problem}
         problem = "; ".join(f"{name}: {text}" for name, text in problems.items())
         if problem != self._problem:
-            self._on_problem(f"environment: {problem}")
+            self._on_problem(f"{self._function}: {problem}")
         self._problem = problem

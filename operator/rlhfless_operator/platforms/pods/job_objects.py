@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from rlhfless_operator.job.charged import Charged
+from rlhfless_operator.job.charged import Function
 from rlhfless_operator.knative import (
     ApiError,
     ConflictError,
@@ -36,6 +36,7 @@ from rlhfless_operator.platforms.pods.environment_manifests import (
     environment_service,
 )
 from rlhfless_operator.platforms.pods.manifests import JobIdentity, Manifest, StageFunction
+from rlhfless_operator.platforms.pods.shelter_manifests import ShelterFunction, shelter_service
 
 _POLL_SECONDS = 0.1
 Object = TypeVar("Object", bound=KubernetesObject)
@@ -70,6 +71,7 @@ class JobObjects:
     Args:
         functions: its stages.
         environment: the servers of its environment, if it runs them.
+        shelter: the process that keeps episodes while actors are let go, if the job may have one.
         patience: seconds to wait for Knative to create Revisions, and for the garbage collector to remove objects of an
             earlier job with the same name.
     """
@@ -81,6 +83,7 @@ class JobObjects:
         functions: Sequence[StageFunction],
         settings: ClusterSettings,
         environment: EnvironmentFunction | None = None,
+        shelter: ShelterFunction | None = None,
         *,
         patience: float = 60.0,
     ) -> None:
@@ -91,9 +94,10 @@ class JobObjects:
         self._functions = functions
         self._settings = settings
         self._environment = environment
+        self._shelter = shelter
         self._patience = patience
 
-    async def create(self) -> tuple[str, Mapping[Charged, Endpoint]]:
+    async def create(self) -> tuple[str, Mapping[Function, Endpoint]]:
         """Create missing objects, update the others, and wait until Knative has Revisions. Return the job's token, and
         its functions' endpoints.
 
@@ -109,12 +113,14 @@ class JobObjects:
                 for function in self._functions:
                     if function.instances > 1 or function.relays:
                         await self._apply(self._policies, manifests.gang_policy(function, self._settings))
-                served: dict[Charged, Manifest] = {
+                served: dict[Function, Manifest] = {
                     each.stage: manifests.service(each, self._settings) for each in self._functions
                 }
                 if self._environment is not None:
                     await self._apply(self._policies, environment_policy(self._job, self._settings))
                     served["environment"] = environment_service(self._environment, self._settings)
+                if self._shelter is not None:
+                    served["shelter"] = shelter_service(self._shelter, self._settings)
                 async with asyncio.TaskGroup() as tasks:
                     making = {stage: tasks.create_task(self._serve(manifest)) for stage, manifest in served.items()}
             return token, {stage: task.result() for stage, task in making.items()}
@@ -137,7 +143,8 @@ class JobObjects:
             manifests.gang_policy_name(job, "learning"),
             manifests.gang_policy_name(job, "generation"),
         )
-        services = (*(each.name for each in self._functions), manifests.service_name(job, "environment"))
+        others: tuple[Function, ...] = ("environment", "shelter")
+        services = (*(each.name for each in self._functions), *(manifests.service_name(job, each) for each in others))
         try:
             await asyncio.gather(
                 *(self._delete(self._services, name) for name in services),

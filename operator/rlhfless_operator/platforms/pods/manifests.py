@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhfless_functions.api import Stage
 from rlhfless_functions.artifacts import join
-from rlhfless_operator.job.charged import Charged
+from rlhfless_operator.job.charged import Function
 from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, VolumeSpec, overlay
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.egress import egress_rules
@@ -100,17 +100,17 @@ class StageFunction:
         return join(self.root, "preload", f"{self.stage}.json")
 
 
-def service_name(job: str, stage: Charged) -> str:
-    """Return the name of the Service of a stage or of the environment: `JOB-STAGE`.
+def service_name(job: str, function: Function) -> str:
+    """Return the name of the Service of a function: `JOB-STAGE`, `JOB-environment` or `JOB-shelter`.
 
     If that is no valid name of a Kubernetes Service, because of its length or first character, the name is made of its
     beginning and its hash.
     """
-    name = f"{job}-{stage}"
+    name = f"{job}-{function}"
     if job[:1].isalpha() and len(name) + len(_REVISION_SUFFIX) <= _LONGEST_NAME:
         return name
     digest = hashlib.sha256(job.encode()).hexdigest()[:8]
-    return f"j-{job[:24].rstrip('-')}-{digest}-{stage}"
+    return f"j-{job[:24].rstrip('-')}-{digest}-{function}"
 
 
 def secret_name(job: str) -> str:
@@ -307,11 +307,16 @@ def _env(function: StageFunction) -> list[Manifest]:
     plain = {"HOME": "/tmp", "RLHFLESS_THREADS": str(threads_of(function.pods.resources)), **function.env}
     plain |= function.pods.env or {}
     plain |= {"RLHFLESS_STAGE": function.stage, "RLHFLESS_PRELOAD": function.preload}
-    reference = {"name": secret_name(function.job.name), "key": TOKEN_KEY}
     return [
-        {"name": "RLHFLESS_TOKEN", "valueFrom": {"secretKeyRef": reference}},
+        token_variable(function.job),
         *({"name": name, "value": value} for name, value in sorted(plain.items())),
     ]
+
+
+def token_variable(job: JobIdentity) -> Manifest:
+    """Return the environment variable with the job's token."""
+    reference = {"name": secret_name(job.name), "key": TOKEN_KEY}
+    return {"name": "RLHFLESS_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
 def _resources(resources: ResourcesSpec, slots: SlotsWanted | None) -> Manifest:

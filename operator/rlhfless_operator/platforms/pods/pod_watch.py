@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 from pydantic import Field
 
-from rlhfless_operator.job.charged import CHARGED, Charged
+from rlhfless_operator.job.charged import FUNCTIONS, Function
 from rlhfless_operator.knative import Kind, KnativeClient, KubernetesModel, KubernetesObject
 from rlhfless_operator.knative.models import Condition
 from rlhfless_operator.platforms.pods.manifests import (
@@ -85,7 +85,7 @@ class PodView:
 
     name: str
     uid: str
-    stage: Charged
+    stage: Function
     created: datetime
     ip: str | None
     ready: bool
@@ -132,7 +132,7 @@ class JobListener(Protocol):
 def view_of(pod: Pod) -> PodView | None:
     """Return a platform's view of a pod; None if it is not a function's pod."""
     stage = pod.metadata.labels.get(STAGE_LABEL)
-    if stage not in CHARGED or pod.metadata.creation_timestamp is None:
+    if stage not in FUNCTIONS or pod.metadata.creation_timestamp is None:
         return None
     conditions = {condition.type: condition for condition in pod.status.conditions}
     ready = conditions.get("Ready")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from rlhfless_functions.api import Event, RunRequest, Stage
-from rlhfless_operator.job.charged import Charged
+from rlhfless_operator.job.charged import Function
 from rlhfless_operator.planner.pools.host_memory import NodeMate, NodeMateState
 from rlhfless_operator.platforms.base import TaskFailedError
 from rlhfless_operator.platforms.pods.dispatch import Queue
@@ -49,12 +49,12 @@ class TurnTaking:
         self,
         pool: SlotPool,
         job: str,
-        books: Mapping[Charged, StagePods],
+        books: Mapping[Function, StagePods],
         *,
         session: aiohttp.ClientSession,
         token: str,
         start_timeout: float,
-        remove: Callable[[Charged, str], Coroutine[Any, Any, None]],
+        remove: Callable[[Function, str], Coroutine[Any, Any, None]],
         problem: Callable[[Stage], str],
         on_problem: Callable[[str], None],
     ) -> None:
@@ -175,11 +175,11 @@ class TurnTaking:
 
     # --- what the pool calls ---
 
-    def free(self, stage: Charged) -> Sequence[str]:
+    def free(self, stage: Function) -> Sequence[str]:
         """Return the pods of a stage that are awake and have no task."""
         return self._staying(self._books[stage].free())
 
-    def asleep(self, stage: Charged) -> Sequence[str]:
+    def asleep(self, stage: Function) -> Sequence[str]:
         """Return the pods of a stage that sleep and could take a task."""
         return [name for name in self._staying(self._books[stage].asleep()) if self._pool.knows(name)]
 

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Protocol
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from rlhfless_functions.api import Shelter
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.moves.migration import Key
+from rlhfless_operator.platforms.shelters import ShelterHost
 from rlhfless_operator.training.instances.capacity import Capacity
 
 LEAST_PATIENCE = 0.5
@@ -18,25 +18,6 @@ AWAY_TOKEN = "environment/token"
 GIVEN_TOKEN = "environment/given_token"
 """Name in the history of the tokens that a sample is given for each one that it samples."""
 _WAIT = "environment/wait"
-
-
-class ShelterHost(Protocol):
-    """The process that keeps episodes, on the machine of the driver."""
-
-    token: str
-
-    async def url(self) -> str:
-        """Return its address. Start it unless it runs.
-
-        Raises:
-            UserError: it does not start.
-        """
-
-    async def come(self, rollout: str, samples: list[Key]) -> int:
-        """Wait for a while until samples need not wait any longer; return their number."""
-
-    async def end(self, rollout: str) -> None:
-        """End the episodes of a rollout."""
 
 
 class Away:
@@ -89,7 +70,7 @@ class LettingActorsGo:
         self._host = host
         self._capacity = capacity
         self._history = history
-        self._starting: asyncio.Future[str] | None = None
+        self._starting: asyncio.Future[None] | None = None
         self._opened = 0
 
     def learn(self, metrics: Mapping[str, float]) -> None:
@@ -103,7 +84,7 @@ class LettingActorsGo:
             self._history.add(GIVEN_TOKEN, metrics.get("environment/given", 0.0) / tokens)
         if self._host is not None and self._pays:
             # It takes seconds to start, in which no instance should wait.
-            self._starting = asyncio.ensure_future(self._host.url())
+            self._starting = asyncio.ensure_future(self._host.warm())
             self._starting.add_done_callback(lambda start: start.cancelled() or start.exception())
 
     @asynccontextmanager
@@ -112,19 +93,17 @@ class LettingActorsGo:
         if self._host is None or not self._pays:
             yield None
             return
-        try:
-            await self._host.url()
-        except UserError:
-            # Without it the episodes are beside the engine, as ever.
-            yield None
-            return
         # A name that has ended is refused, and a step may have a rollout again.
         self._opened += 1
         name = f"{name}-{self._opened}"
-        try:
-            yield Away(self._host, name, self._patience, actors)
-        finally:
-            await self._host.end(name)
+        async with AsyncExitStack() as opened:
+            away: Away | None = Away(self._host, name, self._patience, actors)
+            try:
+                await opened.enter_async_context(self._host.rollout(name))
+            except UserError:
+                # Without it the episodes are beside the engine, as ever.
+                away = None
+            yield away
 
     @property
     def _patience(self) -> float:
