@@ -34,7 +34,6 @@ def test_every_engine_takes_samples_back(engine: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"async": {}}, "can't be combined with async yet"),
         ({"generation": {"drafting": "auto"}}, "write generation.drafting: never"),
         ({"sampling": {"stop": ["END"]}}, "not with sampling.stop"),
         ({"rehearsal": {"trace": "t.parquet", "gpu": "L40S"}}, "a rehearsal knows no turns yet"),

@@ -116,7 +116,7 @@ GREEDY = {**EVALUATION, "sampling": {"temperature": 0}}
             "is not less than",
         ),
         ({"evaluation": {**GREEDY, "samplesPerPrompt": 2}}, "evaluation.samplesPerPrompt", "would be the same"),
-        ({"environment": TOOLS, "async": {}}, "environment", "can't be combined with async yet"),
+        ({"environment": TOOLS, "sampling": {"stop": ["END"]}}, "environment", "not with sampling.stop"),
         ({"environment": TOOLS, "rewards": [SOLVED]}, "rewards", "tools alone give no score"),
         ({"evaluation": {**EVALUATION, "rewards": [SOLVED]}}, "evaluation.rewards", "the job has no environment"),
     ],
@@ -173,7 +173,7 @@ def test_all_broken_rules_are_found_at_once() -> None:
     broken |= {"prices": {"accelerators": {"A100": "2", "H100": "4"}}}
     spot = {"nodeSelector": {"cloud.google.com/gke-spot": "true"}}
     # Where responses switch to newer weights, keys and values may be kept.
-    # Tools can't be used there yet, give no score, and have no pods.
+    # Tools can't be used with stop sequences, give no score, and have no pods.
     others = {
         "async": {"kvCache": "keep"},
         "environment": {**TOOLS, "letGo": "never", "pods": {"env": {"A": "1"}}},
@@ -184,8 +184,13 @@ def test_all_broken_rules_are_found_at_once() -> None:
     }
     for spec in (broken, others, {"budget": {"money": "1"}}):
         shared = {"sharePrefixes": "always"} if spec is broken else {}
+        stop = ["END"] if spec is others else []
         with pytest.raises(ValidationError) as caught:
-            job(**spec, sampling={"maxResponseTokens": 8}, generation={"instances": {"min": 2, "max": 1}, **shared})
+            job(
+                **spec,
+                sampling={"maxResponseTokens": 8, "stop": stop},
+                generation={"instances": {"min": 2, "max": 1}, **shared},
+            )
         (error,) = caught.value.errors()
         fields += [violation.field for violation in error["ctx"]["violations"]]
     assert fields.count("generation.instances") == 3

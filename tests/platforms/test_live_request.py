@@ -4,8 +4,18 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator
 
-from rlhfless_functions.api import GenerationRequest, Leave, Line, LiveBatch, SampleTask, TaskKey, WeightsReference
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
+from rlhfless_functions.api import (
+    GenerationRequest,
+    Join,
+    Leave,
+    Line,
+    LiveBatch,
+    SampleTask,
+    TaskKey,
+    WeightsReference,
+)
+from rlhfless_functions.settings import EnvironmentSettings, ModelSettings, SamplingSettings
+from rlhfless_operator.platforms.environments import addressed, needs_server
 from rlhfless_operator.platforms.live_request import LiveRequest
 
 
@@ -58,3 +68,26 @@ async def test_lines_are_dropped_once_they_are_sent_to_the_instance_that_has_tak
     assert await sinks(lines, 2) == ["998", "999"]
     gc.collect()
     assert sum(isinstance(each, Leave) for each in gc.get_objects()) < 10
+
+
+async def test_lines_may_be_changed_on_their_way() -> None:
+    request = live_request()
+    changed = request.with_lines(lambda line: Leave(sink="other"))
+    request.send(Leave(sink="0"))
+    assert await sinks(changed.model_copy(update={"progress_seconds": 9.0}).lines(), 1) == ["other"]
+    assert await sinks(request.lines(), 1) == ["0"]
+
+
+async def test_shares_that_join_get_the_address_of_the_server_of_their_environments() -> None:
+    environment = EnvironmentSettings.model_validate({"openenv": {"image": "maze:1"}})
+    request = live_request().model_copy(update={"environment": environment})
+    assert needs_server(request)
+    sent = addressed(request, "http://maze")
+    assert isinstance(sent, LiveRequest) and sent.environment is not None
+    joins = request.model_copy(update={"sink": "next"})
+    request.send(Leave(sink="0"))
+    request.send(Join(request=GenerationRequest(**dict(joins))))
+    lines = sent.lines()
+    assert await anext(lines) == Leave(sink="0")
+    line = await anext(lines)
+    assert isinstance(line, Join) and line.request.environment == sent.environment == environment.at("http://maze")

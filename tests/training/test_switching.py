@@ -99,23 +99,24 @@ def check_switched(file: Path, steps: int, most: int) -> int:
             assert with_which[rollout] <= sample.versions[0].version
             assert sample.versions[-1].version <= step - 1
         for group in entry["groups"]:
-            mine = [sample.versions[0].version for sample in samples if sample.prompt == group["prompt"]]
+            mine = [min(sampled_by(sample)) for sample in samples if sample.prompt == group["prompt"]]
             assert len(mine) == 4
             assert group["version"] == min(mine), "its oldest token counts"
             assert 0 <= step - 1 - group["version"] <= most
         stale = [step - 1 - group["version"] for group in entry["groups"]]
         assert metrics["generation/staleness"] == pytest.approx(sum(stale) / len(stale))
-        by_token = [
-            step - 1 - each.version
-            for sample in samples
-            for each in sample.versions
-            for _ in range(each.start, each.end)
-        ]
+        by_token = [step - 1 - version for sample in samples for version in sampled_by(sample)]
         assert metrics["generation/token_staleness"] == pytest.approx(sum(by_token) / len(by_token))
-        here = sum(len(sample.versions) > 1 for sample in samples)
+        here = sum(len(set(sampled_by(sample))) > 1 for sample in samples)
         assert metrics["generation/switched_responses"] == here / 16
         switched += here
     return switched
+
+
+def sampled_by(sample: PreparedSample) -> list[int]:
+    """The version of each token that was sampled."""
+    given = {position for start, end in sample.given for position in range(start, end)}
+    return [each.version for each in sample.versions for at in range(each.start, each.end) if at not in given]
 
 
 def check_spans(sample: PreparedSample) -> None:

@@ -31,7 +31,7 @@ class EpisodeMaker:
         self._key = ""
         self._host: Host | None = None
         self._parts: tuple[Bridge, CallParser, PreTrainedTokenizerBase, list[int]] | None = None
-        self._lock = threading.Lock()
+        self._making, self._lock = threading.Lock(), threading.Lock()
 
     def __call__(self, request: GenerationRequest) -> Episodes | None:
         """Return the environments of a request's samples; None if the job has none.
@@ -55,6 +55,12 @@ class EpisodeMaker:
         Raises:
             TaskError: as above.
         """
+        with self._making:
+            return self._made(settings, model, template_arguments, actors)
+
+    def _made(
+        self, settings: EnvironmentSettings, model: ModelSettings, template_arguments: Mapping[str, Any], actors: int
+    ) -> PlayedEpisodes:
         key = settings.model_dump_json() + model.model_dump_json() + str(template_arguments)
         if key != self._key:
             self.close()

@@ -1,7 +1,7 @@
 """The generation stage: `stage` samples a share of responses.
 
 - `live_batch`: the batch of a request, which lines of its body change. `batch_counts`: its counts. `live_versions`: the
-  samples and weights that go together there.
+  samples and weights that go together there. `orders`: the lines, and what is read and opened for them.
 - `share`: the samples of one sink. `reading`: what they need from the store. `resumption`: samples of earlier attempts.
   `rollout_files`: publish samples.
 - `turns/`: responses of several turns, which an environment answers.

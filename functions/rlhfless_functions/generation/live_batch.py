@@ -7,10 +7,10 @@ nor on the other samples, because its random numbers are those of its own positi
 """
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 
 from rlhfless_functions.api import (
     AddSamples,
@@ -27,7 +27,6 @@ from rlhfless_functions.api import (
     Progress,
     WeightsFetched,
 )
-from rlhfless_functions.environments.episodes import Episodes
 from rlhfless_functions.generation.batch_counts import BatchCounts
 from rlhfless_functions.generation.engines.base import (
     Engine,
@@ -38,9 +37,10 @@ from rlhfless_functions.generation.engines.base import (
     SequenceResult,
     SequenceTask,
 )
-from rlhfless_functions.generation.live_versions import check_goes_on, check_joins, check_turns
+from rlhfless_functions.generation.live_versions import check_goes_on, check_joins
+from rlhfless_functions.generation.orders import OpenEpisodes, Orders
 from rlhfless_functions.generation.prefetching import WeightsPrefetcher
-from rlhfless_functions.generation.reading import Read, read_share
+from rlhfless_functions.generation.reading import Read
 from rlhfless_functions.generation.rollout_files import RolloutPublisher
 from rlhfless_functions.generation.share import Share, diverged, fetched_bytes, present_weights
 from rlhfless_functions.runtime.inbox import Inbox
@@ -53,18 +53,9 @@ IDLE_SECONDS = 0.1
 """Longest wait for a line while the batch is empty."""
 PLACES_SHARE = 0.05
 """Least time between two reports that places have become free, as a share of that between two reports of all."""
-_READERS = 4
 
 Load = Callable[[NextWeights, Sequence[NextWeights]], WeightsFetched]
 """Loads weights into the engine, looks for the next ones from then on, and returns the counts of what it fetched."""
-
-
-@dataclass
-class _Order:
-    """A line, with what is read from the store for it."""
-
-    line: Line
-    reading: Future[Read] | None = None
 
 
 class LiveBatch:
@@ -77,7 +68,7 @@ class LiveBatch:
         load: loads weights.
         prefetcher: fetches the next weights.
         clock: monotonic seconds.
-        episodes: environments of the samples; None if a response is a single turn.
+        open_episodes: opens the environments of a share; called in any thread.
     """
 
     def __init__(
@@ -88,7 +79,7 @@ class LiveBatch:
         load: Load,
         prefetcher: WeightsPrefetcher,
         clock: Callable[[], float],
-        episodes: Episodes | None = None,
+        open_episodes: OpenEpisodes = lambda request: None,
     ) -> None:
         self._request = request
         self._context = context
@@ -97,19 +88,16 @@ class LiveBatch:
         self._load = load
         self._prefetcher = prefetcher
         self._clock = clock
-        self._episodes = episodes
         live = request.live
         self._growth = Growth(live.sequences, live.prompt_tokens) if live is not None else None
         self._newest = request
         """Request of the share that joined last."""
         self._version = request.weights.version
         self._shares: dict[str, Share] = {}
-        self._requests: dict[str, GenerationRequest] = {}
-        """Request of each share, by sink."""
         self._run: EngineRun | None = None
         self._tasks: dict[SequenceKey, tuple[str, SequenceTask]] = {}
         """Sink and task of every unfinished sample, in the order in which they came."""
-        self._orders: deque[_Order] = deque()
+        self._orders = Orders(self._emit_of, open_episodes)
         self._counts = BatchCounts()
         self._asked = 0.0
         """Time at which weights were asked for."""
@@ -121,7 +109,6 @@ class LiveBatch:
         self._received = 0
         self._told_places = (0, 0)
         """Running and waiting samples at the last report."""
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="shares")
 
     def run(self) -> GenerationResult:
         """Decode until no samples are left and none come, or the task is told to stop. A share that is unread is left.
@@ -131,7 +118,7 @@ class LiveBatch:
         """
         request, self._asked = self._request, self._clock()
         try:
-            self._order(Join(request=request))
+            self._orders.put(Join(request=request), self._version)
             if self._context.stop_reason is None and not self._ends_at_once():
                 self._counts.has_fetched(self._load(present_weights(request), request.next_weights))
             self._decode()
@@ -139,7 +126,7 @@ class LiveBatch:
             self._prefetcher.pause()
             if self._context.stop_reason == "drain":
                 self._prefetcher.stop()
-            self._pool.shutdown(wait=True)
+            self._orders.close()
         if self._error is not None and request.live is None:
             raise self._error
         made = self._counts.result(self._run, all_wait=self._all_wait)
@@ -147,7 +134,7 @@ class LiveBatch:
 
     def _ends_at_once(self) -> bool:
         """Return whether earlier attempts have finished all samples, and no others come. Then no weights are needed."""
-        reading = self._orders[0].reading
+        reading = self._orders.first.reading
         if not self._request.resume_from or reading is None or reading.exception() or not reading.result().is_finished:
             return False
         self._hear(idle=True)
@@ -159,7 +146,8 @@ class LiveBatch:
             while self._context.stop_reason is None:
                 self._hear()
                 self._obey()
-                self._all_wait = not self._orders and any(share.waits_too_long() for share in self._shares.values())
+                too_long = [share.waits_too_long() for share in self._shares.values()]
+                self._all_wait = not self._orders and bool(too_long) and all(too_long)
                 if self._is_over or self._all_wait:
                     break
                 idle = self._run is not None and not self._tasks
@@ -201,9 +189,10 @@ class LiveBatch:
         computes, results = bool(run.running or run.waiting), defaultdict[str, list[SequenceResult]](list)
         for result in run.step():
             results[self._tasks[result.key][0]].append(result)
-        for sink in self._shares if self._episodes is not None else list(results):
-            for key in self._shares[sink].take(results[sink]):
-                del self._tasks[key]
+        for sink, share in self._shares.items():
+            if sink in results or share.acts:
+                for key in share.take(results[sink], among=len(self._shares)):
+                    del self._tasks[key]
         if not self._sampled:
             self._sampled = True
             seconds = round(self._counts.weights_seconds, 4)
@@ -215,28 +204,16 @@ class LiveBatch:
     def _hear(self, *, idle: bool = False) -> None:
         """Take in the lines that have come. Wait for one only while nothing is left to compute."""
         for line in self._inbox.take(IDLE_SECONDS if idle or not (self._tasks or self._orders) else 0.0):
-            self._order(line)
-
-    def _order(self, line: Line) -> None:
-        """Begin to read what a line names, beside the decoding."""
-        reading: Future[Read] | None = None
-        if isinstance(line, Join):
-            self._requests[line.request.sink] = line.request
-            reading = self._pool.submit(read_share, line.request, self._emit_of(line.request.sink), self._version)
-        elif isinstance(line, AddSamples) and (request := self._requests.get(line.sink)) is not None:
-            update = {"samples": line.samples, "resume_from": line.resume_from, "known_until": line.known_until}
-            more = request.model_copy(update=update)
-            reading = self._pool.submit(read_share, more, self._emit_of(line.sink), self._version, own_sink=False)
-        self._orders.append(_Order(line, reading))
+            self._orders.put(line, self._version)
 
     def _obey(self) -> None:
         """Carry out the lines in their order, as far as what they need is read. Wait for it if nothing else is to
         do."""
         while self._orders:
-            order = self._orders[0]
+            order = self._orders.first
             if order.reading is not None and not order.reading.done() and self._tasks:
                 return
-            self._orders.popleft()
+            self._orders.take()
             line = order.line
             if isinstance(line, NewWeights):
                 self._swap(line)
@@ -250,8 +227,7 @@ class LiveBatch:
         """Let samples join the batch. If that fails, their share leaves it, and no other."""
         sink = line.request.sink if isinstance(line, Join) else line.sink if isinstance(line, AddSamples) else ""
         try:
-            check_joins(self._requests[sink], self._version)
-            check_turns(self._episodes is not None and isinstance(line, Join) and bool(self._shares))
+            check_joins(self._orders.request_of(sink), self._version)
             with store_errors():
                 read = reading.result()
                 if isinstance(line, Join):
@@ -268,8 +244,9 @@ class LiveBatch:
             self._failed(sink, error)
 
     def _open(self, request: GenerationRequest, read: Read) -> Sequence[SequenceTask]:
+        episodes = self._orders.episodes_of(request.sink)
         publisher = RolloutPublisher(request.sink, read.parts, self._emit_of(request.sink))
-        share = Share(request, read.prompts, read.earlier, publisher, self._clock, self._episodes)
+        share = Share(request, read.prompts, read.earlier, publisher, self._clock, episodes)
         self._shares[request.sink], self._newest = share, request
         return share.tasks
 
@@ -322,6 +299,7 @@ class LiveBatch:
             self._tasks.pop(key, None)
         result = share.result()
         self._counts.ended(result)
+        self._orders.close_episodes(sink)
 
         def finish() -> None:
             try:
@@ -333,7 +311,7 @@ class LiveBatch:
                 if told and self._request.live is not None:
                     self._emit_of(sink)(Done(result=result.model_dump(mode="json")))
 
-        self._pool.submit(finish)
+        self._orders.beside(finish)
 
     def _swap(self, line: NewWeights) -> None:
         """Go on with other weights, and with all responses as they are."""
@@ -341,9 +319,9 @@ class LiveBatch:
         if version == self._version:
             return
         check_goes_on(len(self._tasks), self._version, version)
-        check_turns(self._episodes is not None)
         began = self._clock()
         unfinished = run.unfinished() if run is not None else []
+        unfinished += [result for share in self._shares.values() for result in share.away_samples()]
         if run is not None:
             self._counts.closes(run)
             run.close()
@@ -374,10 +352,12 @@ class LiveBatch:
         run, shares = self._run, self._shares.values()
         computed, decoding = self._counts.now(run)
         self._told_places = running, waiting = (run.running, run.waiting) if run is not None else (0, 0)
+        away = sum(share.away for share in shares)
         progress = Progress(
             finished=self._counts.finished + sum(share.finished for share in shares),
             running=running,
-            waiting=waiting + sum(share.away for share in shares),
+            waiting=waiting + away,
+            away=away,
             tokens=computed.response,
             lengths=self._lengths(run) if run is not None and lengths else [],
             decoding=decoding,
@@ -392,8 +372,9 @@ class LiveBatch:
 
     def _lengths(self, run: EngineRun) -> list[tuple[int, int, int]]:
         """Return the lengths of responses without tokens that environments gave."""
-        shares = self._shares.values() if self._episodes is not None else ()
+        shares = [share for share in self._shares.values() if share.acts]
+        # Two shares have the same sample only in two epochs, and what it was given is then counted twice at most.
         return [
-            (prompt, index, tokens - sum(share.given_tokens(prompt, index) for share in shares))
+            (prompt, index, max(0, tokens - sum(share.given_tokens(prompt, index) for share in shares)))
             for prompt, index, tokens in run.lengths()
         ]

@@ -36,13 +36,3 @@ def check_goes_on(responses: int, before: int, after: int) -> None:
             f"live: responses of weights version {before} can't go on with version {after}, which is older; let them"
             " leave the batch first",
         )
-
-
-def check_turns(is_more: bool) -> None:
-    """Refuse a second share, or other weights, in a batch whose samples talk to environments.
-
-    Raises:
-        TaskError: `bad_request`.
-    """
-    if is_more:
-        raise TaskError("bad_request", "live: samples with an environment have one share and keep their weights")

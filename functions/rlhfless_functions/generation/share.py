@@ -76,6 +76,11 @@ class Share:
         """Time since when all samples wait for their environments."""
 
     @property
+    def acts(self) -> bool:
+        """Whether its samples talk to environments."""
+        return self._conversations is not None
+
+    @property
     def unfinished(self) -> Collection[SequenceKey]:
         """Samples that are not finished."""
         return self._open
@@ -124,11 +129,18 @@ class Share:
         Args:
             unfinished: samples as the run before has left them, of any share.
         """
+        told = self._conversations
         for result in unfinished:
             if result.key in self._open:
                 key, length = (result.prompt, result.index), len(result.response_tokens)
-                self._earlier_spans[key] = continued_spans(self._earlier_spans.get(key, ()), self._version, length)
+                void = told is not None and key in told.restarted
+                earlier = () if void else self._earlier_spans.get(key, ())
+                self._earlier_spans[key] = continued_spans(earlier, self._version, length)
+                if told is not None:
+                    told.restarted.discard(key)
         self._run, self._version = run, version
+        if told is not None and run is not None:
+            told.move(run)
 
     def flush(self, now: float) -> None:
         """Publish what is due."""
@@ -154,11 +166,15 @@ class Share:
             finished=self.finished, unfinished=unfinished, parts=parts, prompt_tokens=0, response_tokens=0
         )
 
-    def take(self, results: list[SequenceResult]) -> list[SequenceKey]:
-        """Take in samples that have left the run, and answers of environments; return the samples that are finished."""
+    def take(self, results: list[SequenceResult], *, among: int = 1) -> list[SequenceKey]:
+        """Take in samples that have left the run, and answers of environments; return the samples that are finished.
+
+        Args:
+            among: number of shares that divide the wait for answers while nothing is left to compute.
+        """
         if self._conversations is not None:
             assert self._run is not None
-            results = self._conversations.take(self._run, results)
+            results = self._conversations.take(self._run, results, among)
         for result in results:
             self._open.discard(result.key)
             self._pending.append(self._rollout(result))
@@ -205,6 +221,10 @@ class Share:
         if self._all_wait_since is None:
             self._all_wait_since = now
         return now - self._all_wait_since >= shelter.patience_seconds
+
+    def away_samples(self) -> list[SequenceResult]:
+        """Return the unfinished samples with response tokens that are not in the run."""
+        return self._conversations.unfinished() if self._conversations is not None else []
 
     @property
     def away(self) -> int:

@@ -7,8 +7,7 @@ the older weights instead, as far as it has them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
@@ -98,22 +97,15 @@ class Generator:
             self._watch(engine, request, context, present.weights.version, upcoming)
             return self._fetched(prefetched)
 
-        with store_errors(), self._episodes(request) as episodes:
-            return LiveBatch(request, context, engine, load, self._prefetcher, self._clock, episodes).run()
+        with store_errors():
+            return LiveBatch(request, context, engine, load, self._prefetcher, self._clock, self._open_episodes).run()
 
-    @contextmanager
-    def _episodes(self, request: GenerationRequest) -> Iterator[Episodes | None]:
-        """Open the environments of a request, and close them at its end."""
+    def _open_episodes(self, request: GenerationRequest) -> Episodes | None:
+        """Open the environments of a share; None if a response is a single turn."""
         if request.shelter is not None and request.environment is not None:
             environment, model, arguments = request.environment, request.model, request.chat_template_kwargs
-            episodes: Episodes | None = ShelteredEpisodes(request.shelter, environment, model, arguments)
-        else:
-            episodes = self._episodes_of(request)
-        try:
-            yield episodes
-        finally:
-            if episodes is not None:
-                episodes.close()
+            return ShelteredEpisodes(request.shelter, environment, model, arguments)
+        return self._episodes_of(request)
 
     def sleep(self) -> None:
         """Give the device's memory back. The choice of the engine stays.

@@ -173,16 +173,6 @@ class EnvironmentSettings(Settings):
         )
 
     @property
-    def may_let_go(self) -> bool:
-        """Whether actors may be let go while environments work."""
-        return self.let_go == "auto"
-
-    @property
-    def has_pods(self) -> bool:
-        """Whether the job may have pods of an environment on a cluster: servers, or the one that keeps episodes."""
-        return self.may_let_go or self.server is not None
-
-    @property
     def is_scored(self) -> bool:
         """Whether episodes begin with a text and end with a score, as tools alone don't."""
         return self.python is not None or self.openenv is not None

@@ -94,8 +94,7 @@ async def run_driver(
     def note(text: str) -> None:
         _logger.info("%s/%s: %s", resource.namespace, resource.name, text)
 
-    environment = job.spec.environment
-    shelter = JobShelter() if environment is not None and environment.may_let_go else None
+    shelter = JobShelter() if job.spec.may_let_actors_go else None
     # The files that it reads, and the stores that it asks, are the job's.
     emulation = await in_time(_emulation_of, job)
     with context.pools.joined(job, resource) as member:

@@ -55,7 +55,7 @@ def shelter_of(
         ForeignFoldersError: its pod would mount the folders of other namespaces.
     """
     environment = job.spec.environment
-    if environment is None or not environment.may_let_go or _has_no_way(settings):
+    if environment is None or not job.spec.may_let_actors_go or _has_no_way(settings):
         return None
     own = environment.pods if environment.server is None else PodsSpec()
     function = ShelterFunction(identity, shelter_pods(generation.pods, own), generation.env)
@@ -66,8 +66,7 @@ def shelter_of(
 
 def gateways_of(job: RLHFJob, settings: ClusterSettings) -> frozenset[str]:
     """Return the address of the gateway to what a job's actors ask, if it runs any and the operator knows it."""
-    environment = job.spec.environment
-    if environment is None or settings.ingress is None or not (environment.server or environment.may_let_go):
+    if settings.ingress is None or not job.spec.has_environment_pods:
         return frozenset()
     return frozenset({settings.ingress})
 

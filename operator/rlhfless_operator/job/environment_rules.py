@@ -13,8 +13,6 @@ _PODS = "environment.letGo: auto, environment.served, or environment.openenv.ima
 def _can_be_combined(spec: JobFields) -> str | None:
     if spec.environment is None:
         return None
-    if spec.asynchronous is not None:
-        return "an environment can't be combined with async yet; remove one of the two"
     if spec.rehearsal is not None:
         return "a rehearsal knows no turns yet; remove environment or rehearsal"
     if spec.generation.drafting != "never":
@@ -37,7 +35,7 @@ def _scores_exist(spec: JobFields, rewards: Sequence[RewardSettings]) -> str | N
 def _pods_are_of_an_environment(spec: JobFields) -> str | None:
     if spec.environment is None or spec.environment.pods == PodsSpec():
         return None
-    if not spec.environment.has_pods:
+    if not spec.has_environment_pods:
         return f"the job has no pods of an environment; remove them, or write {_PODS}"
     if spec.environment.pods.image is not None and spec.environment.server is None:
         return "the pod that keeps episodes has the image of generation's pods; remove pods.image"
@@ -52,7 +50,7 @@ def _pods_are_of_an_environment(spec: JobFields) -> str | None:
 
 
 def _price_is_of_an_environment(spec: JobFields) -> str | None:
-    if spec.prices.stages.environment is None or (spec.environment is not None and spec.environment.has_pods):
+    if spec.prices.stages.environment is None or spec.has_environment_pods:
         return None
     return f"the job has no pods of an environment; remove the price, or write {_PODS}"
 
@@ -62,12 +60,12 @@ _HAS_SCORES = "has(self.environment) && (has(self.environment.python) || has(sel
 ENVIRONMENT_RULES = (
     Rule(
         "environment",
-        ("environment", "async", "rehearsal", "generation.drafting", "sampling.stop"),
+        ("environment", "rehearsal", "generation.drafting", "sampling.stop"),
         _can_be_combined,
         CelRule(
-            "!has(self.environment) || !has(self.async) && !has(self.rehearsal) &&"
+            "!has(self.environment) || !has(self.rehearsal) &&"
             " self.generation.drafting == 'never' && size(self.sampling.stop) == 0",
-            "environment can't be combined with async, rehearsal, generation.drafting or sampling.stop yet",
+            "environment can't be combined with rehearsal, generation.drafting or sampling.stop yet",
         ),
     ),
     Rule(

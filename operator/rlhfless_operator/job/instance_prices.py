@@ -38,7 +38,7 @@ def instance_prices(spec: JobFields) -> dict[Charged, Decimal]:
     """
     gpus = instance_gpus(spec)
     prices: dict[Charged, Decimal] = {stage: _instance_price(spec, stage, gpus[stage]) for stage in STAGES}
-    if spec.environment is not None and spec.environment.has_pods:
+    if spec.has_environment_pods:
         own = spec.prices.stages.environment
         prices["environment"] = spec.prices.instance_hour if own is None else own
     return prices

@@ -304,6 +304,16 @@ class JobFields(Settings):
         return self.learning.overlap == "auto" and begins and not whole
 
     @property
+    def may_let_actors_go(self) -> bool:
+        """Whether actors may be let go while environments work. Those of an asynchronous job have other rollouts."""
+        return self.environment is not None and self.environment.let_go == "auto" and self.asynchronous is None
+
+    @property
+    def has_environment_pods(self) -> bool:
+        """Whether the job may have pods of an environment on a cluster: servers, or the one that keeps episodes."""
+        return self.may_let_actors_go or (self.environment is not None and self.environment.server is not None)
+
+    @property
     def chooses_learners(self) -> bool:
         """Whether a step's plan chooses how many instances learn together."""
         return self.learning.instances.min < self.learning.instances.max and self.planning.policy == "cost"

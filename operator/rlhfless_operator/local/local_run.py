@@ -102,7 +102,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     def make_platform(on_state: StateListener) -> Platform:
         return _platform(job, emulation, assignment, by_stage, log_path, on_state)
 
-    shelter = ShelterProcess(log_path) if environment is not None and environment.may_let_go else None
+    shelter = ShelterProcess(log_path) if job.spec.may_let_actors_go else None
     current = asyncio.current_task()
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)

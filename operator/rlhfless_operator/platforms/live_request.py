@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from typing import Self
 
 from pydantic import PrivateAttr
 
@@ -49,6 +50,7 @@ class LiveRequest(GenerationRequest):
     """A request with `live`, and the lines that follow it. Any platform takes it like another request."""
 
     _lines: _Lines = PrivateAttr(default_factory=_Lines)
+    _change: Callable[[Line], Line] | None = PrivateAttr(default=None)
 
     @classmethod
     def of(cls, request: GenerationRequest) -> "LiveRequest":
@@ -69,9 +71,16 @@ class LiveRequest(GenerationRequest):
         is open for long takes no memory."""
         self._lines.are_kept = False
 
-    def lines(self) -> AsyncGenerator[Line, None]:
+    def with_lines(self, change: Callable[[Line], Line]) -> Self:
+        """Return this request with a change of each line that follows it."""
+        made = self.model_copy()
+        made._change = change
+        return made
+
+    async def lines(self) -> AsyncGenerator[Line, None]:
         """Yield all lines, as they are sent, until the body ends."""
-        return self._lines.read()
+        async for line in self._lines.read():
+            yield line if self._change is None else self._change(line)
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the body. An instance that refuses the request has carried out none of the lines: the next one gets

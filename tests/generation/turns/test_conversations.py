@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from rlhfless_functions.api import (
     AddSamples,
     GenerationRequest,
+    Join,
+    Line,
     LiveBatch,
     NewWeights,
     NextWeights,
@@ -21,7 +23,7 @@ from rlhfless_functions.api import (
     Shelter,
 )
 from rlhfless_functions.data.prompts import read_prompts
-from rlhfless_functions.data.rollouts import GeneratedSample, read_rollouts
+from rlhfless_functions.data.rollouts import GeneratedSample, VersionSpan, read_rollouts, write_rollouts
 from rlhfless_functions.environments.episodes import Observation, Turn
 from rlhfless_functions.generation import stage
 from rlhfless_functions.generation.stage import Generator
@@ -31,6 +33,7 @@ from rlhfless_functions.settings import EnvironmentSettings, PythonEnvironment, 
 from tests.generation.shares import Outcome, Ticks
 from tests.generation.shares import make_request as make_request  # The fixtures.
 from tests.generation.shares import prompts as prompts
+from tests.generation.test_prefetched_requests import make_version
 from tests.generation.turns.games import TURNS, Game, answer_to
 
 Make = Callable[..., GenerationRequest]
@@ -185,14 +188,96 @@ def test_samples_that_join_a_batch_go_on_from_their_recorded_turns(
     assert Outcome(result, events).finished() == plain
 
 
-def test_samples_with_an_environment_keep_their_weights(make: Make) -> None:
-    request = make("live", live=LiveBatch(sequences=20, prompt_tokens=50))
-    inbox = Inbox()
-    newer = request.weights.model_copy(update={"version": 3})
-    inbox.put(NewWeights(present=NextWeights(weights=newer)))
-    generator = Generator(episodes_of=lambda _: Game())
-    with pytest.raises(TaskError, match="samples with an environment have one share and keep their weights"):
-        generator.run(request, TaskContext(emit=lambda event: None, inbox=inbox))
+def live(
+    request: GenerationRequest, lines: dict[int, Line | None], games: dict[str, Game], *, sequences: int = 20
+) -> Outcome:
+    """Run a live request; lines come at these readings of its clock, and None ends it. Each sink has a game."""
+    inbox, events = Inbox(), list[Any]()
+
+    def send(line: Line | None) -> Callable[[], None]:
+        return lambda: inbox.close() if line is None else inbox.put(line)
+
+    clock = Ticks(at={reading: send(line) for reading, line in lines.items()})
+    generator = Generator(clock=clock, episodes_of=lambda asked: games[asked.sink])
+    batch = LiveBatch(sequences=sequences, prompt_tokens=50)
+    result = generator.run(request.model_copy(update={"live": batch}), TaskContext(emit=events.append, inbox=inbox))
+    assert [game.closed for game in games.values()] == [1] * len(games)
+    return Outcome(result, events)
+
+
+@pytest.mark.parametrize("delay", [0, 30])
+def test_shares_of_two_steps_have_environments_of_their_own_in_one_batch(make: Make, delay: int) -> None:
+    one = make("one")
+    two = make("two", key=one.key.model_copy(update={"step": one.key.step + 1}))
+    games = {each.sink: Game(delay=delay, seed=seed) for seed, each in enumerate((one, two))}
+    outcome = live(one, {30: Join(request=two), 31: None}, games)
+    for request in (one, two):
+        told = [event for event in outcome.events if isinstance(event, Samples) and event.of == request.sink]
+        alone = play(request.model_copy(update={"sink": f"{request.sink}-alone"})).finished()
+        assert Outcome(outcome.result, told).finished() == alone
+        assert {turn.sample for turn in games[request.sink].turns} == alone.keys()
+
+
+@pytest.mark.parametrize("at", [15, 40, 90])
+@pytest.mark.parametrize("delay", [0, 30])
+def test_conversations_go_on_with_newer_weights(
+    make: Make, plain: dict[tuple[int, int], GeneratedSample], tmp_path: Path, at: int, delay: int
+) -> None:
+    third = make_version(make, str(tmp_path / "weights"))
+    request = make("live", oldest_version=2)
+    weights = NewWeights(present=NextWeights(weights=third))
+    found = live(request, {at: weights, at + 1: None}, {request.sink: Game(delay=delay)}).finished()
+    assert found.keys() == plain.keys()
+    part = str(tmp_path / "begun" / "part-000000.parquet")
+    switched = {key: each for key, each in found.items() if len(each.versions) == 2}
+    assert switched, "some had begun and not ended"
+    write_rollouts(part, [begun(each, each.versions[0].end) for each in switched.values()])
+    alone = make("alone", weights=third, oldest_version=2, resume_from=[part])
+    continued = play(alone).finished()
+    assert {key: continued[key] for key in switched} == switched, "as if a request had continued them"
+    for key, each in found.items():
+        if [span.version for span in each.versions] == [2]:
+            assert each == plain[key]
+        if [span.version for span in each.versions] == [3]:
+            assert each == continued[key]
+
+
+def test_an_episode_that_begins_anew_after_newer_weights_has_only_their_version(make: Make, tmp_path: Path) -> None:
+    third = make_version(make, str(tmp_path / "weights"))
+    request = make("live", oldest_version=2)
+
+    def anew(turn: Turn) -> Observation:
+        answer = answer_to(turn)
+        return replace(answer, tokens=[3], done=False, outcome=None, restarted=True) if lost(turn) else answer
+
+    def lost(turn: Turn) -> bool:
+        first = turn.sample not in again and len(turn.given) == 2
+        again.update({turn.sample} if first else ())
+        return first
+
+    again = set[tuple[int, int]]()
+    weights = NewWeights(present=NextWeights(weights=third))
+    found = live(request, {25: weights, 26: None}, {request.sink: Game(delay=60, answer=anew)}).finished()
+    assert again
+    newest = {key: [span.version for span in found[key].versions] for key in again}
+    assert [3] in newest.values() and [2, 2] not in newest.values()
+    for each in found.values():
+        assert each.versions[-1].end == len(each.response_tokens)
+
+
+def begun(sample: GeneratedSample, end: int) -> GeneratedSample:
+    """A sample as it was at its first `end` tokens."""
+    given = [(start, stop) for start, stop in sample.given if stop <= end]
+    was_away = any(start == end for start, _ in sample.given)
+    return replace(
+        sample,
+        response_tokens=sample.response_tokens[:end],
+        log_probs=sample.log_probs[:end],
+        finish_reason="turn" if was_away else "cut",
+        versions=[VersionSpan(sample.versions[0].version, 0, end)],
+        given=given,
+        outcome=None,
+    )
 
 
 def test_an_episode_that_begins_anew_throws_its_response_away(

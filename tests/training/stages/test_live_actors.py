@@ -70,6 +70,8 @@ class LivePlatform:
     left: dict[Key, int] = field(default_factory=dict)
     """Passes that each sample needs still."""
     waits: object = None
+    away: Callable[[dict[Key, str]], set[Key]] = field(default=lambda batch: set())
+    """Which of a batch wait for their environments."""
     requests: list[LiveRequest] = field(default_factory=list)
 
     async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
@@ -133,8 +135,9 @@ class LivePlatform:
                         yield event
                     await asyncio.sleep(0)
                 self.loads.append((len(batch), self.waits() if callable(self.waits) else 0))
+                away = self.away(batch)
                 for key in list(batch):
-                    if key not in batch:
+                    if key not in batch or key in away:
                         continue
                     self.versions.setdefault(key, []).append(version)
                     self.left[key] = self.left.get(key, self.chance.randint(1, 8)) - 1
@@ -143,7 +146,12 @@ class LivePlatform:
                         yield finish(key)
                     if self.chance.random() < self.loss / 8:
                         raise InstanceLostError("killed")
-                yield Progress(finished=0, running=len(batch), waiting=0, tokens=0, version=version, received=received)
+                away &= batch.keys()
+                present = len(batch) - len(away)
+                yield Progress(
+                    finished=0, running=present, waiting=len(away), away=len(away), tokens=0, version=version,
+                    received=received,
+                )  # fmt: skip
                 if self.chance.random() < self.drain / 8:
                     break
                 # Lines arrive before the next pass.
@@ -157,7 +165,7 @@ class LivePlatform:
             self.running -= 1
 
 
-def actors_on(platform: LivePlatform, is_last: Callable[[], bool] = lambda: False) -> LiveActors:
+def actors_on(platform: LivePlatform, is_last: Callable[[], bool] = lambda: False, *, act: bool = False) -> LiveActors:
     use = Weights(
         upcoming=lambda present: [NextWeights(weights=weights_of(present.version + 1))],
         source=lambda present: NextWeights(weights=present),
@@ -165,7 +173,7 @@ def actors_on(platform: LivePlatform, is_last: Callable[[], bool] = lambda: Fals
         on_use=lambda started, version, size: None,
     )
     queue = InstanceQueue("generation", CountedCapacity())  # type: ignore[arg-type]
-    return LiveActors(platform, queue, use, 10, is_last)  # type: ignore[arg-type]
+    return LiveActors(platform, queue, use, 10, is_last, act=act)  # type: ignore[arg-type]
 
 
 def rollout_of(
@@ -383,3 +391,38 @@ async def test_an_actor_without_samples_waits_for_a_rollout_that_comes() -> None
     live.release(2)
     while platform.running:
         await asyncio.sleep(0)
+
+
+async def test_others_take_the_places_of_samples_that_are_with_their_environments() -> None:
+    back = asyncio.Event()
+    platform = LivePlatform(
+        random.Random(0), away=lambda batch: set() if back.is_set() else {key for key in batch if key[1] < 4}
+    )
+    live = actors_on(platform)
+    rollout = rollout_of(1, groups=12)
+    generating = asyncio.create_task(generate(live, rollout, actors=1, places=8))
+    async with asyncio.timeout(30):
+        while len(platform.generated) < 32:
+            await asyncio.sleep(0)
+    assert {key[1] for key in platform.generated} == set(range(4, 12)), "all others are done meanwhile"
+    assert platform.most_running == 1, "samples that are away open no actor"
+    back.set()
+    assert len(await generating) == 12
+    await live.close()
+
+
+async def test_an_actor_whose_samples_act_is_not_cut_and_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_actors, "LONGEST_SECONDS", 0.02)
+    back = asyncio.Event()
+    platform = LivePlatform(random.Random(0), away=lambda batch: set() if back.is_set() else {*batch})
+    live = actors_on(platform, act=True)
+    generating = asyncio.create_task(generate(live, rollout_of(1, groups=2), actors=1))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(generate(live, rollout_of(2, groups=2), actors=1))
+    await asyncio.sleep(0.05)
+    assert len(platform.requests) == 1
+    assert not [line for line in platform.lines if isinstance(line, Join)], "nothing joins an old actor"
+    back.set()
+    assert len(await generating) == len(await second) == 2
+    assert len(platform.requests) == 2 and len(platform.generated) == 16, "nothing was generated twice"
+    await live.close()

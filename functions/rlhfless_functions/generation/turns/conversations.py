@@ -100,14 +100,24 @@ class Conversations:
         for task in asked:
             self._ask((task.prompt, task.index))
 
-    def take(self, run: EngineRun, results: list[SequenceResult]) -> list[SequenceResult]:
-        """Send ended turns to their environments, take in the answers that have come, and return finished samples."""
+    def move(self, run: EngineRun) -> None:
+        """Go on in another run, with all unfinished samples. Those that are away or answered leave it."""
+        run.expect_returns()
+        run.remove([self._tasks[key].key for key in [*self._away, *self._answered, *self._stored]])
+
+    def take(self, run: EngineRun, results: list[SequenceResult], among: int = 1) -> list[SequenceResult]:
+        """Send ended turns to their environments, take in the answers that have come, and return finished samples.
+
+        Args:
+            among: number of shares that divide the wait for answers while nothing is left to compute.
+        """
         for result in results:
             key = (result.prompt, result.index)
             tokens, log_probs = result.response_tokens, result.log_probs
             self._tasks[key] = replace(self._tasks[key], response_tokens=tokens, log_probs=log_probs)
             self._ask(key)
-        return [finished for answer in self._answers(run) if (finished := self._answer(run, answer)) is not None]
+        answers = self._answers(run, among)
+        return [finished for answer in answers if (finished := self._answer(run, answer)) is not None]
 
     def storing(self) -> None:
         """Note that everything that is unfinished now is being stored."""
@@ -133,9 +143,9 @@ class Conversations:
             if self._tasks[key].response_tokens
         ]
 
-    def _answers(self, run: EngineRun) -> list[Observation]:
+    def _answers(self, run: EngineRun, among: int) -> list[Observation]:
         """Return the answers that have come. Wait for one only while nothing is left to compute."""
-        seconds = AWAY_SECONDS
+        seconds = AWAY_SECONDS / among
         if run.running or run.waiting:
             seconds = 0.0
         elif self._answered or self._stored:

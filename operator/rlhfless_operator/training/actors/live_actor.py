@@ -1,12 +1,16 @@
 """One live actor: what it was given, and what its instance reports."""
 
-from collections.abc import Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import (
     DecodeCounts,
     NextWeights,
     Preload,
+    Progress,
     SampleTask,
     Started,
     WeightsFetched,
@@ -44,9 +48,11 @@ class LiveActor:
     takes_more: bool = True
     """Whether samples may still join it."""
     waiting: int = 0
-    """Samples that wait in its instance, as it reports."""
+    """Samples that wait for a place in its instance, as it reports."""
+    away: int = 0
+    """Samples that wait for their environments, as it reports. Others take their places meanwhile."""
     reported: int = 0
-    """Samples in its instance, as it reports."""
+    """Samples in its instance that are not away, as it reports."""
     sent: int = 0
     """Samples that it was given so far."""
     received: int = 0
@@ -79,6 +85,18 @@ class LiveActor:
         return sum(len(share.samples) for share in self.shares.values())
 
     @property
+    def present(self) -> Counter[int]:
+        """Number of its unfinished samples of each version that are not away."""
+        samples: Counter[int] = Counter()
+        away = self.away
+        for share in self.shares.values():
+            # An instance does not say of which share they are.
+            there = max(0, len(share.samples) - away)
+            away -= len(share.samples) - there
+            samples[share.rollout.weights.version] += there
+        return samples
+
+    @property
     def staying(self) -> list[Share]:
         """Its shares with unfinished samples that do not leave."""
         return [share for share in self.shares.values() if share.samples and not share.leaves]
@@ -96,6 +114,17 @@ class LiveActor:
     def busy(self) -> int:
         """Number of places that are taken. An instance reports a finished sample before it is published."""
         return self.reported + self.sent - self.received
+
+    def is_told(self, weights: WeightsReference, upcoming: list[NextWeights]) -> None:
+        """Note the weights that it was told to decode with, and those that may follow."""
+        self.weights, self.prefetched = weights, None
+        self.announced = max((each.weights.version for each in upcoming), default=weights.version)
+
+    def reports(self, event: Progress) -> None:
+        """Note the places of its batch, and the weights that its instance has."""
+        self.waiting, self.away = event.waiting - event.away, event.away
+        self.prefetched, self.received = event.prefetched_version, event.received or 0
+        self.reported = event.running + self.waiting
 
     def is_ready_for(self, weights: WeightsReference) -> bool:
         """Return whether it can go on with these weights without waiting for its instance to fetch them.
@@ -118,3 +147,13 @@ class Weights:
     """Returns what a fresh instance loads."""
     on_use: Callable[[Started, int, int | None], None]
     """Called when an instance decodes with a version, with the bytes that it fetched, if it knows them."""
+
+
+@contextmanager
+def later(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Call something after so many seconds, unless the context ends before."""
+    timer = asyncio.get_running_loop().call_later(seconds, call)
+    try:
+        yield
+    finally:
+        timer.cancel()

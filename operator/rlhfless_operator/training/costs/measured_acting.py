@@ -1,4 +1,4 @@
-"""How long and how much a run's samples acted in their environments, for forecasts of it."""
+"""The time of a run's samples in their environments, and the tokens that they were given, for forecasts of it."""
 
 from dataclasses import dataclass
 from statistics import fmean

@@ -28,7 +28,6 @@ from rlhfless_functions.api import (
     Leave,
     LiveBatch,
     NewWeights,
-    NextWeights,
     Progress,
     SampleTask,
     Started,
@@ -39,7 +38,7 @@ from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.heard import key_of
-from rlhfless_operator.training.actors.live_actor import LiveActor, Share, Weights
+from rlhfless_operator.training.actors.live_actor import LiveActor, Share, Weights, later
 from rlhfless_operator.training.actors.live_measurements import LiveMeasurements
 from rlhfless_operator.training.actors.live_rollout import LiveRollout
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
@@ -47,7 +46,8 @@ from rlhfless_operator.training.requests.tasks import check_retry
 
 LONGEST_SECONDS = 300.0
 """Seconds after which an actor is cut, and another one goes on with its samples. Clusters limit the length of a
-request, by default to twice as long (`knative.requestTimeout`)."""
+request, by default to twice as long (`knative.requestTimeout`). If samples act in environments, none join the actor any
+more instead: elsewhere their episodes would have to be played again."""
 
 
 class LiveActors:
@@ -59,6 +59,7 @@ class LiveActors:
         weights: the weights to decode with.
         prompt_tokens: tokens of the longest prompt of the dataset.
         is_last: returns whether no rollout follows those that have begun. Then the last samples are gathered.
+        act: whether samples act in environments.
     """
 
     def __init__(
@@ -68,12 +69,15 @@ class LiveActors:
         weights: Weights,
         prompt_tokens: int,
         is_last: Callable[[], bool] = lambda: False,
+        *,
+        act: bool = False,
     ) -> None:
         self._platform = platform
         self._queue = queue
         self._weights = weights
         self._prompt_tokens = prompt_tokens
         self._is_last = is_last
+        self._act = act
         self._batches = Batches(1, 1, 1)
         self._group = 1
         """Samples of the largest group."""
@@ -159,12 +163,12 @@ class LiveActors:
 
     @property
     def _unfinished(self) -> Counter[int]:
-        """Number of unfinished samples of each version."""
+        """Number of unfinished samples of each version that are not away."""
         samples: Counter[int] = Counter()
         for rollout in self._rollouts:
             samples[rollout.weights.version] += sum(map(len, rollout.waiting))
-        for share in (share for actor in self._actors for share in actor.shares.values()):
-            samples[share.rollout.weights.version] += len(share.samples)
+        for actor in self._actors:
+            samples += actor.present
         return samples
 
     @property
@@ -285,8 +289,9 @@ class LiveActors:
                 await part.turn()
                 if (request := self._first_request(actor)) is None:
                     return
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LONGEST_SECONDS), aclosing(self._platform.run(request)) as events:
+                with suppress(TimeoutError), later(LONGEST_SECONDS, lambda: self._end(actor)):
+                    limit = None if self._act else LONGEST_SECONDS
+                    async with asyncio.timeout(limit), aclosing(self._platform.run(request)) as events:
                         async for event in events:
                             self._take(actor, event)
                         actor.is_drained = actor.takes_more and not actor.has_finished
@@ -315,7 +320,7 @@ class LiveActors:
         actor.request = LiveRequest.of(request.model_copy(update={"live": live, "next_weights": upcoming}))
         actor.shares[sink] = Share(rollout, {key_of(sample): sample for sample in samples})
         actor.sent = len(samples)
-        self._is_told(actor, weights, upcoming)
+        actor.is_told(weights, upcoming)
         return actor.request
 
     def _lost(self, share: Share, error: InstanceLostError | TaskFailedError | None) -> None:
@@ -361,8 +366,7 @@ class LiveActors:
         if isinstance(event, Started):
             actor.started = event
         elif isinstance(event, Progress):
-            actor.waiting, actor.prefetched = event.waiting, event.prefetched_version
-            actor.reported, actor.received = event.running + event.waiting, event.received or 0
+            actor.reports(event)
             self._measured.reported(actor, event)
             if event.version is not None and event.version != actor.version:
                 actor.version = event.version
@@ -390,9 +394,5 @@ class LiveActors:
         upcoming = self._weights.upcoming(weights)
         assert actor.request is not None
         actor.request.send(NewWeights(present=self._weights.source(weights), next_weights=upcoming))
-        self._is_told(actor, weights, upcoming)
+        actor.is_told(weights, upcoming)
         self._measured.switches(actor)
-
-    def _is_told(self, actor: LiveActor, weights: WeightsReference, upcoming: list[NextWeights]) -> None:
-        actor.weights, actor.prefetched = weights, None
-        actor.announced = max((each.weights.version for each in upcoming), default=weights.version)

@@ -29,7 +29,9 @@ def open_live_actors(run: TrainingRun, newer_versions: int, is_last: Callable[[]
         preload=requests.preload,
         on_use=lambda started, version, size: run.weights_traffic.read(started.instance, version, started.place, size),
     )
-    return LiveActors(run.platform, run.generators, use, max(run.prompts.tokens("training")), is_last)
+    longest = max(run.prompts.tokens("training"))
+    act = run.spec.environment is not None
+    return LiveActors(run.platform, run.generators, use, longest, is_last, act=act)
 
 
 async def generate_live(
