@@ -11,61 +11,31 @@ weights must be the same with and without.
 
 import argparse
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from benchmarks.environments.slow_example import batch, slow_job
 from benchmarks.shared.local_jobs import run_job
-from benchmarks.shared.places import REPOSITORY
 from benchmarks.shared.records import described_run, write_record
 
-EXAMPLE = REPOSITORY / "examples" / "tools"
-TOOL = '''
-    def {name}(self, amount: int) -> str:
-        """Change the counter.
-
-        Args:
-            amount: the number.
-        """
-        time.sleep({seconds})
-        return super().{name}(amount)
-'''
 HELD = ("starting", "busy", "idle", "switching", "draining")
 
 
 def run(folder: Path, seconds: float, let_go: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one job to its end, and return the figures of its last step."""
     name = f"wait-{seconds:g}-{let_go}".replace(".", "-")
-    place = folder / name
-    shutil.copytree(EXAMPLE, place)
-    methods = "".join(TOOL.format(name=tool, seconds=seconds) for tool in ("add", "take"))
-    counter = (EXAMPLE / "counter.py").read_text()
-    (place / "counter.py").write_text(f"import time\n\n{counter}\n\nclass Slow(Counter):{methods}")
-    job = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
-    job["metadata"]["name"] = name
-    spec = job["spec"]
-    spec["environment"]["python"]["class"] = "Slow"
-    spec["environment"] |= {"letGo": let_go, "toolSeconds": f"{seconds + 60:g}s", "episodeSeconds": "1h"}
     samples = options.prompts * options.samples
-    spec["batch"] |= {
-        "promptsPerStep": options.prompts,
-        "samplesPerPrompt": options.samples,
-        "minibatchSamples": samples,
-    }
-    spec |= {
+    spec = {
+        "batch": batch(options.prompts, options.samples),
         "steps": options.steps,
-        "artifacts": {"uri": str(folder / "runs")},
+        "generation": {"instances": {"min": 1, "max": 1}},
         # The weights of two runs are compared.
         "learning": {"overlap": "never"},
     }
-    spec["generation"] = {"instances": {"min": 1, "max": 1}}
-    del spec["evaluation"]
-    (place / "job.yaml").write_text(yaml.safe_dump(job))
+    file = slow_job(folder, name, seconds, {"letGo": let_go}, spec)
     run_folder = folder / "runs" / name
-    last = run_job(place / "job.yaml", run_folder)[-1]
+    last = run_job(file, run_folder)[-1]
     ledger, metrics = last["ledger"], last["metrics"]
     held = {stage: sum(account[state] for state in HELD) for stage, account in ledger.items()}
     return {
