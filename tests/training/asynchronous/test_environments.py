@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 4
 
 
-def ahead(make_job: MakeJob, name: str, *, actors: int = 2, engine: str = "auto", **settings: Any) -> Path:
-    """A job whose rollouts go ahead of the learner."""
-    file = make_job(name, actors, engine, seconds=0.2)
+def ahead(make_job: MakeJob, name: str, environment: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """A job whose rollouts go ahead of the learner, with two actors."""
+    file = make_job(name, 2, seconds=0.2, **environment or {})
     job = yaml.safe_load(file.read_text())
     spec = job["spec"]
     spec["batch"] |= {"samplesPerPrompt": 4, "minibatchSamples": 8}
@@ -58,6 +58,12 @@ def test_episodes_go_on_with_newer_weights(make_job: MakeJob) -> None:
     finish(file)
     check(file, switched=True)
     assert any(len(sample.versions) > 1 for sample in learnt_samples(file))
+
+
+def test_a_server_that_the_job_runs_has_the_episodes_of_all_rollouts(make_job: MakeJob) -> None:
+    file = ahead(make_job, "served", {"served": {"sessions": 64}})
+    finish(file)
+    check(file)
 
 
 @pytest.mark.nightly
