@@ -1,7 +1,7 @@
-"""Held-out accuracy of the quickstart after every few steps: synchronous, and asynchronous with two staleness bounds.
+"""Held-out accuracy of the quickstart after every few steps: synchronous, and asynchronous in three ways.
 
     python benchmarks/asynchronous/accuracy_over_time.py --json FILE [--seeds 0 1 2]
-        [--arms static async-1 async-2] [--every 4] [--threads 1]
+        [--arms static async-1 async-2 async-2-keep] [--every 4] [--threads 1]
 
 Arms that do not run again stay in FILE as they were measured. `python docs/pictures.py asynchronous` draws the mean
 over the seeds against time. A step takes as long there as in `async_against_sync_groups.json`, on emulated GPUs: on two
@@ -22,6 +22,12 @@ ARMS = {
     "static": [],
     "async-1": ["spec.async.maxStaleness=1"],
     "async-2": ["spec.async.maxStaleness=2"],
+    "async-2-keep": [
+        "spec.async.maxStaleness=2",
+        "spec.async.newWeights=switch",
+        "spec.async.kvCache=keep",
+        "spec.async.tooStale=downweight",
+    ],
 }
 """The changes to the quickstart's document, by the names that `against_synchronous.py` has for the same jobs."""
 

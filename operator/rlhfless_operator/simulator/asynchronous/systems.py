@@ -129,6 +129,14 @@ SYSTEMS: dict[str, System] = {
             new_weights="switch",
         ),
         Rollouts(
+            "rlhfless-async-2-switch-keep-downweight",
+            "the same with kvCache keep",
+            max_staleness=2,
+            too_stale="downweight",
+            new_weights="switch",
+            recomputes=False,
+        ),
+        Rollouts(
             "rlhfless-async-2-downweight",
             "ours with maxStaleness 2 and tooStale downweight",
             max_staleness=2,
