@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from rlhfless_functions.settings import OpenEnvEnvironment
-from rlhfless_operator.job.pods import PodsSpec, merge_pods, overlay
+from rlhfless_operator.job.pods import PodsSpec, merge_pods
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import (
     CONTAINER,
@@ -17,9 +17,9 @@ from rlhfless_operator.platforms.pods.manifests import (
     STAGE_LABEL,
     JobIdentity,
     Manifest,
+    cluster_local_service,
     from_namespace,
     job_selector,
-    metadata_of,
     pod_spec,
     policy,
     service_name,
@@ -104,13 +104,7 @@ def environment_service(function: EnvironmentFunction, settings: ClusterSettings
         # A WebSocket is one request, and its answer begins when it ends.
         | {"containerConcurrency": sessions, "timeoutSeconds": timeout, "responseStartTimeoutSeconds": timeout},
     }
-    visible = labels | {"networking.knative.dev/visibility": "cluster-local"}
-    return {
-        "apiVersion": "serving.knative.dev/v1",
-        "kind": "Service",
-        "metadata": metadata_of(function.job, function.name, visible),
-        "spec": {"template": overlay(template, function.pods.template or {})},
-    }
+    return cluster_local_service(function.job, function.name, labels, template, function.pods)
 
 
 def _container(function: EnvironmentFunction, settings: ClusterSettings) -> Manifest:

@@ -220,13 +220,23 @@ def service(function: StageFunction, settings: ClusterSettings) -> Manifest:
         "spec": _pod_spec(function, settings)
         | {"containerConcurrency": 1, "timeoutSeconds": timeout, "responseStartTimeoutSeconds": timeout},
     }
+    return cluster_local_service(function.job, function.name, labels, template, function.pods)
+
+
+def cluster_local_service(
+    job: JobIdentity, name: str, labels: Mapping[str, str], template: Manifest, pods: PodsSpec
+) -> Manifest:
+    """Return a Knative Service without an address outside the cluster.
+
+    Args:
+        template: of its pods, under the job's own (`PodsSpec.template`).
+    """
+    visible = {**labels, "networking.knative.dev/visibility": "cluster-local"}
     return {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
-        "metadata": metadata_of(
-            function.job, function.name, labels | {"networking.knative.dev/visibility": "cluster-local"}
-        ),
-        "spec": {"template": overlay(template, function.pods.template or {})},
+        "metadata": metadata_of(job, name, visible),
+        "spec": {"template": overlay(template, pods.template or {})},
     }
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, merge_pods, overlay
+from rlhfless_operator.job.pods import PodsSpec, ResourcesSpec, merge_pods
 from rlhfless_operator.platforms.cluster_settings import ClusterSettings
 from rlhfless_operator.platforms.pods.manifests import (
     CONTAINER,
@@ -18,8 +18,8 @@ from rlhfless_operator.platforms.pods.manifests import (
     STAGE_LABEL,
     JobIdentity,
     Manifest,
+    cluster_local_service,
     job_selector,
-    metadata_of,
     pod_spec,
     service_name,
     token_variable,
@@ -77,13 +77,7 @@ def shelter_service(function: ShelterFunction, settings: ClusterSettings) -> Man
         "spec": pod_spec(_container(function, settings), function.pods)
         | {"containerConcurrency": 0, "timeoutSeconds": timeout, "responseStartTimeoutSeconds": timeout},
     }
-    visible = labels | {"networking.knative.dev/visibility": "cluster-local"}
-    return {
-        "apiVersion": "serving.knative.dev/v1",
-        "kind": "Service",
-        "metadata": metadata_of(function.job, function.name, visible),
-        "spec": {"template": overlay(template, function.pods.template or {})},
-    }
+    return cluster_local_service(function.job, function.name, labels, template, function.pods)
 
 
 def _container(function: ShelterFunction, settings: ClusterSettings) -> Manifest:
