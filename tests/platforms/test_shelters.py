@@ -1,4 +1,4 @@
-"""The driver's questions to what keeps episodes: whatever goes wrong, no actor waits for what is lost."""
+"""The driver asks the process that keeps episodes. No actor waits for an episode that is lost."""
 
 from collections.abc import AsyncIterator
 

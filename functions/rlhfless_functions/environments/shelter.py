@@ -1,8 +1,8 @@
 """A shelter of episodes: `python -m rlhfless_functions.environments.shelter [PARENT]`.
 
-It plays the episodes of rollouts without a GPU, so that an actor whose samples all wait can be let go. With a parent it
-listens on loopback, writes its port as a line on standard output, and ends with this process. In a pod, it listens on
-all addresses at PORT. The token is in RLHFLESS_TOKEN.
+It plays the episodes of rollouts without a GPU. So an actor whose samples all wait can be let go. With a parent, it
+listens on loopback, writes its port as a line on standard output, and ends with its parent. In a pod, it listens on all
+addresses at PORT. The token is in RLHFLESS_TOKEN.
 
     GET  /healthz       whether it listens
     POST /v1/exchange   turns of an actor's samples; answered with the observations that have come for it, and with the

@@ -80,15 +80,12 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         learner: _others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit)
         for learner, seconds in learning.items()
     }
-    away = 0.0 if acting is None else acting.away
-    forecasts = _forecasts(spec, samples, instance, hardware, prices, others, away)
+    forecasts = _forecasts(spec, samples, instance, hardware, prices, others, acting)
     forecast = forecasts[fit.learner]
     front = distinct(undominated([row for each in forecasts.values() for row in each.front()]))
     _check_budget(spec.budget, forecast, front)
     most_stale = 0 if spec.asynchronous is None else spec.asynchronous.max_staleness
-    # An environment can't be combined with async.
-    ahead = [] if spec.environment else forecast.ahead(spec.planning.cost_weight, sorted({1, 2, most_stale} - {0}))
-    beside = [] if spec.environment else forecast.actors_beside(most_stale or 1)
+    ahead, beside = _long_runs(spec, forecast, most_stale)
     return {
         "job": job.metadata.name,
         "model": shape.name,
@@ -127,6 +124,17 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
     }
 
 
+def _long_runs(
+    spec: RLHFJobSpec, forecast: Forecast, most_stale: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows of rollouts that go ahead, and of actors beside the learner. They count no time in environments,
+    so a job with environments gets none."""
+    if spec.environment is not None:
+        return [], []
+    stale = sorted({1, 2, most_stale} - {0})
+    return forecast.ahead(spec.planning.cost_weight, stale), forecast.actors_beside(most_stale or 1)
+
+
 def _forecasts(
     spec: RLHFJobSpec,
     samples: Sequence[SampleLoad],
@@ -134,7 +142,7 @@ def _forecasts(
     hardware: Hardware,
     prices: Mapping[Charged, Decimal],
     others: Mapping[int, Others],
-    away: float,
+    acting: Acting | None,
 ) -> dict[int, Forecast]:
     """Return the forecast for each number of learner's GPUs."""
     by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": hardware.gpus}
@@ -148,7 +156,7 @@ def _forecasts(
             instance_hour=prices["generation"],
             others=each,
             preparers=(preparers.least, preparers.most),
-            away=away,
+            away=0.0 if acting is None else acting.away,
         )
         for learner, each in others.items()
     }

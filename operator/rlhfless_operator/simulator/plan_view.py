@@ -38,11 +38,13 @@ def _engine(found: dict[str, Any]) -> str:
 def _acting(found: dict[str, Any]) -> str:
     if not found["acts"]:
         return ""
+    ahead = "; rollouts that go ahead of the learner are not forecast"
     if (acting := found["acting"]) is None:
-        return "\nenvironments: neither their time nor what they give is counted; --trace counts what a run measured"
+        told = "neither their time nor what they give is counted; --trace counts what a run measured"
+        return f"\nenvironments: {told}{ahead}"
     return (
         f"\nenvironments: a sample is away for {acting['away']:.3g} s, and is given {acting['given']:.2g} tokens, for"
-        " each token that it samples, as in the run that the lengths are from; its instance is kept"
+        f" each token that it samples, as in the run that the lengths are from; its instance is kept{ahead}"
     )
 
 

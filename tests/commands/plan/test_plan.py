@@ -291,14 +291,14 @@ def test_a_forecast_counts_how_samples_acted_in_the_run_of_its_lengths(job: Path
     known = forecast(job, *options)
     assert (alone["acts"], unknown["acts"], unknown["acting"]) == (False, True, None)
     assert known["acting"] == {"away": 0.5, "given": 3.0}
-    assert alone["ahead"] and not known["ahead"], "it can't be combined with async"
+    assert alone["ahead"] and not known["ahead"], "its rows would count no time in environments"
     fastest, before = known["front"][0], unknown["front"][0]
     # The longest response has 1,000 tokens at most; what is given is read in preparation and learning as well.
     assert before["generation_seconds"] + 100 < fastest["generation_seconds"]
     assert known["learning_seconds"] > 2 * unknown["learning_seconds"]
     told = " ".join(CliRunner().invoke(cli.app, ["plan", str(job), *options]).stdout.split())
     assert "a sample is away for 0.5 s, and is given 3 tokens, for each token that it samples" in told
-    assert "Rollouts that go ahead" not in told
+    assert "Rollouts that go ahead" not in told and "rollouts that go ahead of the learner are not forecast" in told
 
 
 def test_a_forecast_drafts_as_the_run_did_whose_lengths_it_has(job: Path, tmp_path: Path) -> None:
