@@ -22,6 +22,7 @@ import yaml
 
 from rlhfless_functions import artifacts
 from rlhfless_functions.api import Event, RunRequest, Started
+from rlhfless_functions.runtime.addresses import free_port
 from rlhfless_operator.controller.endpoints import serve_metrics
 from rlhfless_operator.controller.metering import Metering
 from rlhfless_operator.controller.prometheus import OperatorMetrics
@@ -35,7 +36,6 @@ from rlhfless_operator.records.folder import JobFolder
 from rlhfless_operator.records.progress import LiveProgress
 from rlhfless_operator.training.driver import drive
 from rlhfless_operator.training.run import AvailableGpus
-from tests.clusters.control_plane import free_port
 from tests.jobs import write_tiny_job
 from tests.prerequisites import needs_helm, needs_prometheus
 

@@ -6,7 +6,6 @@ It never touches a cluster that exists.
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from rlhfless_functions.runtime.addresses import free_port
 
 
 @dataclass
@@ -46,13 +47,6 @@ class ApiServer:
 def asset(program: str) -> Path:
     """One of the programs that KUBEBUILDER_ASSETS has."""
     return Path(os.environ["KUBEBUILDER_ASSETS"], program)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

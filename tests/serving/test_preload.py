@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import aiohttp
 import pytest
 
 from rlhfless_functions.api import Preload, WeightsReference
+from rlhfless_functions.runtime.addresses import free_port
 from rlhfless_functions.serving.preload import read_pointer, write_pointer
 from rlhfless_functions.settings import ModelSettings
 from tests.jobs import export_request
@@ -43,9 +43,7 @@ def test_what_is_no_pointer_loads_nothing(tmp_path: Path) -> None:
 @asynccontextmanager
 async def pod(uri: str) -> AsyncIterator[aiohttp.ClientSession]:
     """A container's process, once it is ready."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     environment = {
         **os.environ,
         "RLHFLESS_STAGE": "learning",

@@ -1,6 +1,10 @@
-"""The address at which other hosts reach this one."""
+"""Addresses of this host: the one at which others reach it, and ports for servers that it starts."""
 
+import random
 import socket
+
+_PORTS = range(20000, 30000)
+"""Below all that Linux and macOS give to connections, and below Kubernetes' node ports."""
 
 
 def address_of(host: str) -> str:
@@ -26,3 +30,21 @@ def own_address() -> str:
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
     return address
+
+
+def free_port() -> int:
+    """Return a port of the loopback address at which nothing listens, for a server that another process starts.
+
+    A port that the system chooses is of those that it gives to connections, and one of them may take it before the
+    server does. So it is one of another range.
+
+    Raises:
+        OSError: if none is free.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise OSError("no port is free for a server on 127.0.0.1")

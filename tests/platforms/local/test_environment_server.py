@@ -129,7 +129,7 @@ async def test_another_listener_at_its_address_is_not_taken_for_it(
 ) -> None:
     other = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = other.sockets[0].getsockname()[1]
-    monkeypatch.setattr(environment_server, "_free_port", lambda: port)
+    monkeypatch.setattr(environment_server, "free_port", lambda: port)
     async with other, server(tmp_path / "log", "python", "-m", SERVER) as made:
         with pytest.raises(EnvironmentServerError, match=rf"can't listen on 127.0.0.1:{port}, where something else"):
             await made.url()

@@ -1,5 +1,6 @@
 """Asynchronous jobs whose model acts: episodes of several rollouts in a batch, newer weights in mid-episode, kills."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ def ahead(make_job: MakeJob, name: str, environment: dict[str, Any] | None = Non
     del spec["planning"]
     file.write_text(yaml.safe_dump(job))
     return file
+
+
+def switching(file: Path) -> list[str]:
+    """The command of a driver whose actors get newer weights in mid-episode, however fast the machine is."""
+    return [sys.executable, "-m", "tests.training.switching", str(file), str(file.parent / "deaths.txt")]
 
 
 def check(file: Path, *, switched: bool = False) -> None:
@@ -55,7 +61,7 @@ def test_rollouts_go_ahead_while_others_act(make_job: MakeJob) -> None:
 
 def test_episodes_go_on_with_newer_weights(make_job: MakeJob) -> None:
     file = ahead(make_job, "switch", newWeights="switch")
-    finish(file)
+    finish(file, switching)
     check(file, switched=True)
     assert any(len(sample.versions) > 1 for sample in learnt_samples(file))
 

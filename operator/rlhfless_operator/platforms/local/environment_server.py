@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -12,6 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from rlhfless_functions.api import Event, Preload, RunRequest, Stage
+from rlhfless_functions.runtime.addresses import free_port
 from rlhfless_functions.settings import OpenEnvEnvironment
 from rlhfless_operator.errors import UserError
 from rlhfless_operator.platforms.base import InstanceState, Platform, StateChange, StateListener
@@ -108,7 +108,7 @@ class EnvironmentServer:
 
     async def _keep(self) -> None:
         """Run it, again and again. A server that ends before it listens is not started again."""
-        self._port = _free_port()
+        self._port = free_port()
         while True:
             self._number += 1
             await self._until_its_address_is_free()
@@ -217,12 +217,6 @@ def _expanded(argument: str, variables: dict[str, str]) -> str:
     for name, value in variables.items():
         argument = argument.replace(f"$({name})", value)
     return argument
-
-
-def _free_port() -> int:
-    with socket.create_server((_HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def _answers(port: int) -> bool:
