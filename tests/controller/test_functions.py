@@ -98,6 +98,18 @@ def shelter(acting: RLHFJob, settings: ClusterSettings) -> ShelterFunction | Non
     return shelter_of(IDENTITY, acting, stages["generation"], settings)
 
 
+def test_what_keeps_the_episodes_of_a_rehearsal_emulates_them() -> None:
+    rehearsal = {"gpu": "H100", "trace": "/files/trace", "model": "Qwen2.5-7B"}
+    rehearsed = job(environment={"openenv": {"image": "maze:1"}}, rehearsal=rehearsal)
+    emulation = emulation_of(rehearsed)
+    assert emulation is not None and emulation.acts
+    member = PoolMember("uid", "team", "job", {}, emulation=emulation)
+    stages = functions_of(IDENTITY, member, rehearsed, "/artifacts/team/runs/job", SETTINGS, {})
+    assert environment_of(IDENTITY, rehearsed, SETTINGS) is None
+    found = shelter_of(IDENTITY, rehearsed, stages["generation"], SETTINGS)
+    assert found is not None and found.env["RLHFLESS_EMULATION"] == emulation.model_dump_json()
+
+
 def test_what_keeps_episodes_has_what_actors_have_but_their_gpu() -> None:
     found = shelter(ACTING, SETTINGS)
     assert found is not None

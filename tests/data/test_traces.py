@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from rlhfless_functions.api import PrepareRequest
-from rlhfless_functions.data.traces import TraceLengths, TraceRows, read_trace_rows, write_trace_rows
+from rlhfless_functions.data.rollouts import GeneratedSample
+from rlhfless_functions.data.traces import (
+    TracedResponse,
+    TraceLengths,
+    TraceRows,
+    read_trace_rows,
+    trace_rows,
+    write_trace_rows,
+)
 from rlhfless_operator import cli
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.traces import (
@@ -54,11 +63,45 @@ def test_steps_are_told_only_where_every_part_has_them(tmp_path: Path) -> None:
 
 def test_a_rehearsal_gives_each_prompt_the_lengths_of_its_last_visit_before() -> None:
     early, late = rows((5, 0, 0, 10), (5, 0, 1, 11), (8, 0, 0, 30), step=1), rows((5, 1, 0, 20), (5, 1, 1, 21), step=4)
-    both = TraceRows(*(np.concatenate([getattr(early, name), getattr(late, name)]) for name in vars(early)))
+    both = TraceRows(*(np.concatenate([getattr(early, name), getattr(late, name)]) for name in early.columns))
     lengths = TraceLengths(both, prompts_per_step=2)
     assert lengths.prompt_tokens == [50, 80], "the rehearsal's prompts are the trace's, numbered from 0"
     assert [lengths.response_tokens(step, 0, 1) for step in (1, 3, 4, 9)] == [11, 11, 21, 21]
     assert lengths.response_tokens(2, 1, 3) == 30, "a group with fewer samples repeats them"
+
+
+def test_how_samples_acted_is_kept_where_every_part_says_so(tmp_path: Path) -> None:
+    acted = replace(
+        rows((0, 0, 0, 50), (0, 0, 1, 60), step=1),
+        turns=np.array([2, 3]),
+        given_tokens=np.array([7, 0]),
+        away_milliseconds=np.array([1500, 0]),
+    )
+    write_trace_rows(str(tmp_path / "a.parquet"), acted)
+    lengths = TraceLengths(read_trace_rows(str(tmp_path)), prompts_per_step=1)
+    assert lengths.acts
+    assert lengths.response(1, 0, 0) == TracedResponse(sampled=50, turns=2, given=7, away_seconds=1.5)
+    assert lengths.response(1, 0, 1) == TracedResponse(sampled=60, turns=3)
+    write_trace_rows(str(tmp_path / "b.parquet"), rows((1, 0, 0, 5), step=1))
+    without = TraceLengths(read_trace_rows(str(tmp_path)), prompts_per_step=1)
+    assert not without.acts and without.response(1, 0, 0) == TracedResponse(50)
+
+
+def test_a_run_writes_how_its_samples_acted() -> None:
+    outcome = {"turns": 2, "seconds_away": 1.23456}
+    sample = GeneratedSample(3, 1, [1] * 4, [5] * 10, [0.0] * 10, "stop", [], given=[(2, 6)], outcome=outcome)
+    found = trace_rows([sample], {3: 1}, 7)
+    assert {name: column.tolist() for name, column in found.columns.items()} == {
+        "prompt": [3],
+        "epoch": [1],
+        "sample": [1],
+        "prompt_tokens": [4],
+        "response_tokens": [6],
+        "step": [7],
+        "turns": [2],
+        "given_tokens": [4],
+        "away_milliseconds": [1235],
+    }
 
 
 def test_without_steps_epochs_are_spread_over_them() -> None:
@@ -70,7 +113,7 @@ def test_without_steps_epochs_are_spread_over_them() -> None:
 def test_recorded_steps_are_replayed_as_they_were(tmp_path: Path) -> None:
     file = str(tmp_path / "trace.parquet")
     steps = [rows((0, 0, 0, 5), (0, 0, 1, 6), (1, 0, 0, 7), step=1), rows((2, 0, 0, 9), (0, 1, 1, 8), step=2)]
-    write_trace_rows(file, TraceRows(*(np.concatenate([getattr(s, name) for s in steps]) for name in vars(steps[0]))))
+    write_trace_rows(file, TraceRows(*(np.concatenate([getattr(s, name) for s in steps]) for name in steps[0].columns)))
     trace = read_trace(file)
     assert isinstance(trace, RecordedTrace)
     assert [step.lengths for step in trace.steps(7, np.random.default_rng(0))] == [

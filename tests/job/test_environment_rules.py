@@ -36,7 +36,6 @@ def test_every_engine_takes_samples_back(engine: str) -> None:
     [
         ({"generation": {"drafting": "auto"}}, "write generation.drafting: never"),
         ({"sampling": {"stop": ["END"]}}, "not with sampling.stop"),
-        ({"rehearsal": {"trace": "t.parquet", "gpu": "L40S"}}, "a rehearsal knows no turns yet"),
         ({"environment": None}, "the job has no environment; add spec.environment"),
         ({"environment": {"tools": ["t.py:add"]}}, "tools alone give no score; add environment.python"),
         ({"environment": {}}, "environment needs python, openenv or tools"),
@@ -58,6 +57,23 @@ def test_what_is_not_built_is_refused_with_the_remedy(given: dict[str, Any], mes
 
 
 SERVED = {"openenv": {"image": "maze:1"}}
+REHEARSAL = {"trace": "t.parquet", "gpu": "L40S"}
+
+
+@pytest.mark.parametrize("environment", [CLASS, SERVED, {**CLASS, "served": {}}, {"openenv": {"url": "http://maze"}}])
+def test_a_rehearsal_runs_no_server_and_asks_for_none(environment: dict[str, Any]) -> None:
+    spec = job(environment=environment, rewards=SCORE, rehearsal=REHEARSAL).spec
+    assert spec.environment_server is None
+    assert spec.asked_environment is not None and spec.asked_environment.server is None
+    assert spec.may_let_actors_go, "as the job itself"
+
+
+def test_a_job_that_is_no_rehearsal_asks_for_its_server() -> None:
+    spec = job(environment=SERVED, rewards=SCORE).spec
+    assert spec.environment_server is not None and spec.environment_server.image == "maze:1"
+    assert spec.asked_environment == spec.environment
+
+
 KEPT = {**CLASS, "letGo": "never"}
 """No pod keeps its episodes."""
 ELSEWHERE = {"openenv": {"url": "http://maze"}, "letGo": "never"}

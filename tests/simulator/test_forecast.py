@@ -31,6 +31,8 @@ def test_a_models_shape_is_counted_from_its_configuration(tmp_path):
 
 def a_forecast(**changes):
     samples = typical_step(LengthStatistics(median=200, longest=2048), prompts=64, samples=8, longest=2048)
+    away = changes.pop("away", 0.0)
+    samples = [dataclasses.replace(each, away_seconds=away * each.expected_tokens) for each in samples]
     others = Others(seconds=10, gpu_seconds=12)
     arguments = {"limits": Limits(max_instances=8, max_batch=256), "instance_hour": Decimal("3.77"), "others": others}
     return Forecast(samples, find_profile(QWEN_3B, "L40S", 1, startup_seconds=2), **arguments | changes)
@@ -87,10 +89,10 @@ def test_preparation_has_as_many_instances_as_hold_up_no_other_stage():
 def test_a_step_is_longer_by_what_its_longest_response_is_away_and_its_actors_are_held():
     here, away = a_forecast().weighted(0), a_forecast(away=0.1).weighted(0)
     seconds = away["seconds"] - here["seconds"]
-    assert 0 < seconds <= 0.1 * 2048
+    assert seconds == pytest.approx(0.1 * 2048, rel=0.05), "the longest response ends last in any case"
     assert away["generation_seconds"] - here["generation_seconds"] == pytest.approx(seconds)
     assert away["actors"] == here["actors"]
-    assert away["gpu_seconds"] - here["gpu_seconds"] == pytest.approx(here["actors"] * seconds)
+    assert away["gpu_seconds"] - here["gpu_seconds"] > 0.5 * here["actors"] * seconds
 
 
 def test_learning_beside_generation_waits_for_groups_that_are_away():

@@ -102,7 +102,12 @@ class FinishedSample(Message):
     prompt: int
     index: int
     tokens: int
+    """Response tokens that were sampled."""
     finish_reason: FinishReason
+    away_seconds: float | None = None
+    """Seconds that it was with its environment; None before its episode is over, and without an environment."""
+    given_tokens: int = 0
+    """Tokens that its environment gave."""
 
 
 class Samples(ShareEvent):

@@ -2,12 +2,14 @@
 
 A trace has a row for each response: its prompt, the visit of the prompt (`epoch`, from 0), its number in the group, and
 its lengths in tokens. Runs also write the training step, in one part for each chunk of prepared groups. Traces from
-elsewhere may omit it.
+elsewhere may omit it. If samples act in an environment, there are also the turns of the model, the tokens that the
+environment gave, and the time for which it was awaited.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,8 @@ from rlhfless_functions.data.rollouts import GeneratedSample
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
 """Columns of every trace."""
+ACTING = ("turns", "given_tokens", "away_milliseconds")
+"""Further columns of a trace whose samples act in an environment."""
 
 Integers = NDArray[np.int64]
 
@@ -35,8 +39,20 @@ class TraceRows:
     """Number of the response in its group."""
     prompt_tokens: Integers
     response_tokens: Integers
+    """Tokens that the policy sampled."""
     step: Integers | None = None
     """Training step, from 1, if known."""
+    turns: Integers | None = None
+    """Turns of the policy; None if samples act in no environment."""
+    given_tokens: Integers | None = None
+    """Tokens that the environment gave."""
+    away_milliseconds: Integers | None = None
+    """Milliseconds for which the sample waited for its environment."""
+
+    @property
+    def columns(self) -> dict[str, Integers]:
+        """The columns that are there, by name."""
+        return {name: column for name, column in vars(self).items() if column is not None}
 
 
 def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], step: int) -> TraceRows:
@@ -45,6 +61,14 @@ def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], s
     Args:
         visits: earlier visits of each prompt; none if omitted.
     """
+    outcomes = [rollout.outcome for rollout in rollouts if rollout.outcome is not None]
+    acting = {}
+    if outcomes and len(outcomes) == len(rollouts):
+        acting = {
+            "turns": _column(outcome["turns"] for outcome in outcomes),
+            "given_tokens": _column(len(each.response_tokens) - each.sampled_tokens for each in rollouts),
+            "away_milliseconds": _column(round(1000 * outcome["seconds_away"]) for outcome in outcomes),
+        }
     return TraceRows(
         prompt=_column(rollout.prompt for rollout in rollouts),
         epoch=_column(visits.get(rollout.prompt, 0) for rollout in rollouts),
@@ -52,6 +76,7 @@ def trace_rows(rollouts: Sequence[GeneratedSample], visits: Mapping[int, int], s
         prompt_tokens=_column(len(rollout.prompt_tokens) for rollout in rollouts),
         response_tokens=_column(rollout.sampled_tokens for rollout in rollouts),
         step=_column(step for _ in rollouts),
+        **acting,
     )
 
 
@@ -65,15 +90,15 @@ def write_trace_rows(uri: str, rows: TraceRows) -> None:
     Raises:
         ArtifactUnwritableError: it can't be written.
     """
-    names = [*COLUMNS, "step"] if rows.step is not None else list(COLUMNS)
-    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in names])
-    write_table(uri, {name: getattr(rows, name).tolist() for name in names}, schema)
+    columns = rows.columns
+    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in columns])
+    write_table(uri, {name: column.tolist() for name, column in columns.items()}, schema)
 
 
 def read_trace_rows(uri: str) -> TraceRows:
     """Read a trace: a Parquet file, a folder of them, or the folder of a run, which has them in `traces`.
 
-    A response in several parts counts once. Steps are kept if every part has them.
+    A response in several parts counts once. Steps are kept if every part has them, and so are the columns of acting.
 
     Raises:
         ValueError: the trace is missing, empty, or lacks a column, or a length is negative; the message names the file,
@@ -81,14 +106,17 @@ def read_trace_rows(uri: str) -> TraceRows:
     """
     with ThreadPoolExecutor(8) as pool:
         parts = list(pool.map(_read_part, _parts(uri)))
-    names = [*COLUMNS, "step"] if all("step" in part for part in parts) else list(COLUMNS)
+    names = list(COLUMNS)
+    for further in (("step",), ACTING):
+        if all(name in part for part in parts for name in further):
+            names += further
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     if not len(columns["prompt"]):
         raise ValueError(f"{uri} is empty; name a trace with a row for each response")
     for name in names:
         if columns[name].min() < 0:
             raise ValueError(f"{name} in {uri} is {columns[name].min()} in one row; write 0 or more")
-    keys = np.stack([columns[name] for name in ("prompt", "epoch", "sample", *names[len(COLUMNS) :])])
+    keys = np.stack([columns[name] for name in ("prompt", "epoch", "sample", "step") if name in columns])
     _, first = np.unique(keys, axis=1, return_index=True)
     return TraceRows(**{name: columns[name][np.sort(first)] for name in names})
 
@@ -113,7 +141,7 @@ def _read_part(uri: str) -> dict[str, Integers]:
     missing = [name for name in COLUMNS if name not in present]
     if missing:
         raise ValueError(f"{uri} has no column {missing[0]!r}: a trace has {', '.join(COLUMNS)}")
-    names = [*COLUMNS, "step"] if "step" in present else list(COLUMNS)
+    names = [*COLUMNS, *(name for name in ("step", *ACTING) if name in present)]
     return {name: _whole_numbers(uri, name, table.column(name)) for name in names}
 
 
@@ -126,6 +154,18 @@ def _whole_numbers(uri: str, name: str, column: pa.ChunkedArray) -> Integers:
     chunks = column.cast(pa.int64()).chunks
     found = [np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset : chunk.offset + len(chunk)] for chunk in chunks]
     return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+class TracedResponse(NamedTuple):
+    """A response of a trace."""
+
+    sampled: int
+    """Tokens that the policy sampled."""
+    turns: int = 1
+    given: int = 0
+    """Tokens that its environment gave."""
+    away_seconds: float = 0.0
+    """Seconds for which it waited for its environment."""
 
 
 class TraceLengths:
@@ -145,16 +185,22 @@ class TraceLengths:
             step = rows.epoch * -(-len(prompts) // prompts_per_step) + 1
         self.prompt_tokens: list[int] = [0] * len(prompts)
         """Tokens of each prompt of a rehearsal's dataset: the trace's prompts in order, numbered from 0."""
-        self._visits: list[dict[int, dict[int, int]]] = [{} for _ in prompts]
-        for prompt, at, sample, tokens, length in zip(
-            number.tolist(), step.tolist(), rows.sample.tolist(), rows.prompt_tokens.tolist(),
-            rows.response_tokens.tolist(), strict=True,
+        self.acts = rows.turns is not None
+        """Whether its samples act in an environment."""
+        self._visits: list[dict[int, dict[int, TracedResponse]]] = [{} for _ in prompts]
+        for prompt, at, sample, tokens, response in zip(
+            number.tolist(), step.tolist(), rows.sample.tolist(), rows.prompt_tokens.tolist(), _responses(rows),
+            strict=True,
         ):  # fmt: skip
             self.prompt_tokens[prompt] = tokens
-            self._visits[prompt].setdefault(at, {})[sample] = length
+            self._visits[prompt].setdefault(at, {})[sample] = response
 
     def response_tokens(self, step: int, prompt: int, sample: int) -> int:
-        """Return the length of a response; a group with fewer samples repeats them.
+        """Return the sampled tokens of a response; see `response`."""
+        return self.response(step, prompt, sample).sampled
+
+    def response(self, step: int, prompt: int, sample: int) -> TracedResponse:
+        """Return a response; a group with fewer samples repeats them.
 
         Raises:
             IndexError: the trace does not have the prompt.
@@ -163,3 +209,11 @@ class TraceLengths:
         before = [at for at in visits if at <= step]
         group = visits[max(before) if before else min(visits)]
         return group[sample] if sample in group else group[sorted(group)[sample % len(group)]]
+
+
+def _responses(rows: TraceRows) -> list[TracedResponse]:
+    lengths = rows.response_tokens.tolist()
+    if rows.turns is None or rows.given_tokens is None or rows.away_milliseconds is None:
+        return [TracedResponse(length) for length in lengths]
+    acting = zip(lengths, rows.turns.tolist(), rows.given_tokens.tolist(), rows.away_milliseconds.tolist(), strict=True)
+    return [TracedResponse(length, turns, given, away / 1000) for length, turns, given, away in acting]

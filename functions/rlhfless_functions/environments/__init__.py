@@ -9,6 +9,7 @@
 - `shelter`: a process that has the episodes while their actors are let go. `sheltered`: an actor's view of it.
 - `connections`: WebSockets to servers of environments. `openenv`: a client of servers of OpenEnv. `openenv_messages`:
   what they answer. `served`: a client of `server`.
+- `emulated`: the environments of a rehearsal, as slow as those of a trace.
 
 On CPUs of their own:
 

@@ -26,6 +26,8 @@ class Turn:
     """Whether the longest response ended the turn, and no stop token."""
     room: int
     """Tokens that still fit into the response. An answer that goes on has fewer."""
+    step: int = 0
+    """Training step of the sample."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 It plays the episodes of rollouts without a GPU. So an actor whose samples all wait can be let go. With a parent, it
 listens on loopback, writes its port as a line on standard output, and ends with its parent. In a pod, it listens on all
-addresses at PORT. The token is in RLHFLESS_TOKEN.
+addresses at PORT. The token is in RLHFLESS_TOKEN. In a rehearsal, the emulated GPUs of RLHFLESS_EMULATION say how long
+the environments take.
 
     GET  /healthz       whether it listens
     POST /v1/exchange   turns of an actor's samples; answered with the observations that have come for it, and with the
@@ -35,6 +36,7 @@ from rlhfless_functions.runtime import logs
 from rlhfless_functions.runtime.processes import die_with_parent, name_process
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EnvironmentSettings, ModelSettings
+from rlhfless_functions.settings.emulation import EmulationSettings
 
 _log = logging.getLogger("rlhfless.environments")
 
@@ -324,13 +326,22 @@ def create_app(shelter: Shelter, token: str) -> FastAPI:
 
 
 async def _serve(token: str, place: tuple[str, int], listens: Callable[[int], None]) -> None:
-    from rlhfless_functions.environments.making import EpisodeMaker
-
     with socket.create_server(place) as listener:
-        app = create_app(Shelter(EpisodeMaker().make), token)
+        app = create_app(Shelter(_maker()), token)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
         listens(listener.getsockname()[1])
         await server.serve(sockets=[listener])
+
+
+def _maker() -> Make:
+    """Return what makes the episodes. A rehearsal needs none of the libraries that real ones do."""
+    if emulation := os.environ.get("RLHFLESS_EMULATION"):
+        from rlhfless_functions.environments.emulated import EmulatedEpisodeMaker
+
+        return EmulatedEpisodeMaker(EmulationSettings.model_validate_json(emulation)).make
+    from rlhfless_functions.environments.making import EpisodeMaker
+
+    return EpisodeMaker().make
 
 
 def main() -> None:

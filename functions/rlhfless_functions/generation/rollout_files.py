@@ -132,6 +132,8 @@ def announced(rollouts: Iterable[GeneratedSample]) -> list[FinishedSample]:
             index=rollout.index,
             tokens=rollout.sampled_tokens,
             finish_reason=rollout.finish_reason,
+            away_seconds=None if rollout.outcome is None else rollout.outcome["seconds_away"],
+            given_tokens=len(rollout.response_tokens) - rollout.sampled_tokens,
         )
         for rollout in rollouts
     ]

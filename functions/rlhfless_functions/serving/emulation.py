@@ -28,8 +28,9 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, publish_prompts
-from rlhfless_functions.data.traces import TraceLengths
-from rlhfless_functions.generation.engines.emulated import EmulatedEngine, read_lengths
+from rlhfless_functions.data.traces import TracedResponse, TraceLengths
+from rlhfless_functions.environments.emulated import EmulatedEpisodeMaker, read_lengths
+from rlhfless_functions.generation.engines.emulated import EmulatedEngine
 from rlhfless_functions.generation.stage import Generator
 from rlhfless_functions.learning.pieces import FollowedJournal, LetGoError
 from rlhfless_functions.runtime.store_errors import store_errors
@@ -48,7 +49,7 @@ def emulated_function(stage: Stage, emulation: EmulationSettings, listens_at: fl
         listens_at: time when the instance has started, in monotonic seconds.
     """
     if stage == "generation":
-        return Generator(EmulatedEngine(emulation, listens_at))
+        return Generator(EmulatedEngine(emulation, listens_at), episodes_of=EmulatedEpisodeMaker(emulation))
     return EmulatedPreparer(emulation) if stage == "preparation" else EmulatedLearner(emulation)
 
 
@@ -67,9 +68,17 @@ class _Emulated:
         return read_lengths(self._emulation)
 
     def _tokens(self, step: int, samples: Sequence[SampleTask], longest: int) -> int:
-        """Return the tokens of samples, their prompts included."""
-        prompts, responses = self._trace.prompt_tokens, self._trace.response_tokens
-        return sum(prompts[each.prompt] + min(longest, responses(step, each.prompt, each.index)) for each in samples)
+        """Return the tokens of samples, with their prompts and what environments gave."""
+        prompts, responses = self._trace.prompt_tokens, self._responses(step, samples)
+        return sum(
+            prompts[each.prompt] + min(longest, response.sampled + response.given)
+            for each, response in zip(samples, responses, strict=True)
+        )
+
+    def _responses(self, step: int, samples: Sequence[SampleTask]) -> list[TracedResponse]:
+        """Return what the trace has of samples, without what environments gave if none are emulated."""
+        found = [self._trace.response(step, each.prompt, each.index) for each in samples]
+        return found if self._emulation.acts else [TracedResponse(each.sampled) for each in found]
 
     def _take(self, seconds: float, context: TaskContext) -> None:
         """Let emulated seconds of work pass.
@@ -113,7 +122,29 @@ class EmulatedPreparer(_Emulated):
         # Every group counts as one to learn from, so dynamic sampling draws no other.
         prompts = dict.fromkeys(sample.prompt for sample in request.samples)
         groups = [GroupResult(prompt=prompt, reward=None, spread=1.0) for prompt in prompts]
-        return PrepareResult(part=request.sink, groups=groups, metrics={})
+        if not self._emulation.acts:
+            return PrepareResult(part=request.sink, groups=groups, metrics={})
+        if request.metrics_by_group:
+            own = {prompt: [each for each in request.samples if each.prompt == prompt] for prompt in prompts}
+            groups = [
+                group.model_copy(update={"metrics": self._episode_metrics(request.key.step, own[group.prompt])})
+                for group in groups
+            ]
+        metrics = self._episode_metrics(request.key.step, request.samples)
+        return PrepareResult(part=request.sink, groups=groups, metrics=metrics)
+
+    def _episode_metrics(self, step: int, samples: Sequence[SampleTask]) -> dict[str, float]:
+        """Return the sums and counts from which the job learns how its samples act; see `chunk_metrics`."""
+        responses = self._responses(step, samples)
+        sums = {
+            "lengths": sum(each.sampled for each in responses),
+            "environment/turns": sum(each.turns for each in responses),
+            "environment/given": sum(each.given for each in responses),
+            "environment/seconds_away": sum(each.away_seconds for each in responses) * self._emulation.time_scale,
+        }
+        return {f"{name}/sum": float(value) for name, value in sums.items()} | {
+            f"{name}/count": float(len(responses)) for name in sums
+        }
 
     def _materialize(self, request: MaterializeRequest) -> MaterializeResult:
         lengths = self._trace.prompt_tokens

@@ -12,6 +12,8 @@ class EmulationSettings(Settings):
     """URI of the trace with the lengths of the responses: a Parquet file, or a folder of them."""
     prompts_per_step: int = Field(ge=1)
     """Prompts of a training step. If the trace has epochs but no steps, they determine the epoch of a step."""
+    acts: bool = False
+    """Whether samples act in environments, which then take as many turns and as much time as in the trace."""
     step_seconds: float = Field(ge=0)
     """Seconds of a decode step that do not depend on its batch."""
     sequence_seconds: float = Field(ge=0)

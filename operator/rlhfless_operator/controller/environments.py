@@ -25,8 +25,8 @@ def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSetting
         ForeignFoldersError: their pods would mount the folders of other namespaces.
         NoWayToServersError: the job's pods could not reach them.
     """
-    environment = job.spec.environment
-    if environment is None or environment.server is None:
+    environment, server = job.spec.environment, job.spec.environment_server
+    if environment is None or server is None:
         return None
     if _has_no_way(settings):
         raise NoWayToServersError(
@@ -35,7 +35,7 @@ def environment_of(identity: JobIdentity, job: RLHFJob, settings: ClusterSetting
             " networkPolicy.functions.allow, or write the url of a server that runs already"
         )
     pods = environment_pods(environment.pods, settings.pods_in(identity.namespace))
-    function = EnvironmentFunction(identity, environment.server, pods)
+    function = EnvironmentFunction(identity, server, pods)
     manifest = environment_service(function, settings)
     check_store_mounts(manifest, settings, identity.namespace, "spec.environment.pods")
     return function
@@ -54,12 +54,12 @@ def shelter_of(
     Raises:
         ForeignFoldersError: its pod would mount the folders of other namespaces.
     """
-    environment = job.spec.environment
+    environment, server = job.spec.environment, job.spec.environment_server
     if environment is None or not job.spec.may_let_actors_go or _has_no_way(settings):
         return None
-    own = environment.pods if environment.server is None else PodsSpec()
+    own = environment.pods if server is None else PodsSpec()
     function = ShelterFunction(identity, shelter_pods(generation.pods, own), generation.env)
-    section = "spec.environment.pods" if environment.server is None else "spec.generation.pods"
+    section = "spec.environment.pods" if server is None else "spec.generation.pods"
     check_store_mounts(shelter_service(function, settings), settings, identity.namespace, section)
     return function
 

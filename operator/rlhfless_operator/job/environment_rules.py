@@ -13,8 +13,6 @@ _PODS = "environment.letGo: auto, environment.served, or environment.openenv.ima
 def _can_be_combined(spec: JobFields) -> str | None:
     if spec.environment is None:
         return None
-    if spec.rehearsal is not None:
-        return "a rehearsal knows no turns yet; remove environment or rehearsal"
     if spec.generation.drafting != "never":
         return "an environment can't be combined with drafting yet; write generation.drafting: never"
     if spec.sampling.stop:
@@ -37,7 +35,7 @@ def _pods_are_of_an_environment(spec: JobFields) -> str | None:
         return None
     if not spec.has_environment_pods:
         return f"the job has no pods of an environment; remove them, or write {_PODS}"
-    if spec.environment.pods.image is not None and spec.environment.server is None:
+    if spec.environment.pods.image is not None and spec.environment_server is None:
         return "the pod that keeps episodes has the image of generation's pods; remove pods.image"
     if spec.environment.pods.image is not None:
         section = "openenv" if spec.environment.served is None else "served"
@@ -60,12 +58,11 @@ _HAS_SCORES = "has(self.environment) && (has(self.environment.python) || has(sel
 ENVIRONMENT_RULES = (
     Rule(
         "environment",
-        ("environment", "rehearsal", "generation.drafting", "sampling.stop"),
+        ("environment", "generation.drafting", "sampling.stop"),
         _can_be_combined,
         CelRule(
-            "!has(self.environment) || !has(self.rehearsal) &&"
-            " self.generation.drafting == 'never' && size(self.sampling.stop) == 0",
-            "environment can't be combined with rehearsal, generation.drafting or sampling.stop yet",
+            "!has(self.environment) || self.generation.drafting == 'never' && size(self.sampling.stop) == 0",
+            "environment can't be combined with generation.drafting or sampling.stop yet",
         ),
     ),
     Rule(

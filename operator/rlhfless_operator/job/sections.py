@@ -16,6 +16,7 @@ from rlhfless_functions.settings import (
     EnvironmentSettings,
     LearningSettings,
     ModelSettings,
+    OpenEnvEnvironment,
     OptimizerSettings,
     RewardSettings,
     SamplingSettings,
@@ -311,7 +312,18 @@ class JobFields(Settings):
     @property
     def has_environment_pods(self) -> bool:
         """Whether the job may have pods of an environment on a cluster: servers, or the one that keeps episodes."""
-        return self.may_let_actors_go or (self.environment is not None and self.environment.server is not None)
+        return self.may_let_actors_go or self.environment_server is not None
+
+    @property
+    def environment_server(self) -> OpenEnvEnvironment | None:
+        """The server of environments that the job runs; None if it runs none. A rehearsal emulates them."""
+        return None if self.environment is None or self.rehearsal is not None else self.environment.server
+
+    @property
+    def asked_environment(self) -> EnvironmentSettings | None:
+        """The environment as instances have it. In a rehearsal nobody asks a server at its address."""
+        given = self.environment
+        return given if given is None or given.server == self.environment_server else given.at("http://emulated")
 
     @property
     def chooses_learners(self) -> bool:

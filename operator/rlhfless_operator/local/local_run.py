@@ -91,9 +91,8 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     local = artifacts.local_path(root)
     log_path = (local or Path(tempfile.mkdtemp(prefix="rlhfless-"))) / "logs" / "instances.jsonl"
 
-    environment = job.spec.environment
-    if environment is not None and environment.server is not None:
-        check_command(environment.server)
+    if job.spec.environment_server is not None:
+        check_command(job.spec.environment_server)
 
     by_stage = threads_of(assignment.actors, job.spec.preparation.instances.set_aside, threads)
     # Where the work is on CPUs, instances share those as others share GPUs.
@@ -102,7 +101,7 @@ async def run_locally(job: RLHFJob, root: str, *, threads: int) -> dict[str, Any
     def make_platform(on_state: StateListener) -> Platform:
         return _platform(job, emulation, assignment, by_stage, log_path, on_state)
 
-    shelter = ShelterProcess(log_path) if job.spec.may_let_actors_go else None
+    shelter = ShelterProcess(log_path, emulation) if job.spec.may_let_actors_go else None
     current = asyncio.current_task()
     assert current is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
@@ -155,11 +154,10 @@ def _platform(
         gpus=assignment.gpus,
         gpus_per_instance=assignment.per_instance,
     )
-    environment = job.spec.environment
-    if environment is None or environment.server is None:
+    server = job.spec.environment_server
+    if server is None:
         return platform
-    log = log_path.with_name("environment.log")
-    return ServingEnvironment(platform, EnvironmentServer(environment.server, log, on_state))
+    return ServingEnvironment(platform, EnvironmentServer(server, log_path.with_name("environment.log"), on_state))
 
 
 def _available(

@@ -8,6 +8,7 @@
 - `prefixes`, `prefix_choice`: choose the prompt prefixes that one actor computes for all.
 - `warming`: start instances ahead of their work, and release those without work.
 - `lengths`, `prompt_trend`: predict response lengths, of a prompt never seen by its own length.
+- `acting`: predict how long samples are with their environments, and what they are given.
 - `latency/`: model the time of an instance. `memory`: count the memory of each stage.
 - `history`: keep values of earlier steps.
 """

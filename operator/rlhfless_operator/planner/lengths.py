@@ -194,6 +194,11 @@ class LengthPredictor:
         own = visits / (visits + _RUNAWAY_PRIOR_VISITS)
         return LengthEstimate(mean, math.sqrt(variance), visits, own * rate + (1 - own) * self._runaways())
 
+    def predict_other(self, prompt: int, prompt_tokens: int) -> LengthEstimate:
+        """Return the estimate for a row of another dataset than the one that was observed."""
+        mean = self.prior(prompt_tokens).mean
+        return LengthEstimate(mean, mean / 2, 0)
+
     def prior(self, prompt_tokens: int = 0) -> LengthEstimate:
         """Return the estimate for a prompt never seen: by the responses that finished lately, or the default.
 

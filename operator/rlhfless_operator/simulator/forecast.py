@@ -131,7 +131,6 @@ class Forecast:
         samples: to generate.
         instance_hour: price of a generation instance for an hour.
         preparers: fewest and most instances that may prepare.
-        away: seconds that a sample is with its environment for each token that it samples. Its instance is kept.
 
     Raises:
         ValueError: for no samples, a negative length or a prompt that fits no instance.
@@ -146,10 +145,8 @@ class Forecast:
         instance_hour: Decimal,
         others: Others | None = None,
         preparers: tuple[int, int] = (1, 1),
-        away: float = 0.0,
     ) -> None:
         self._samples = samples
-        self._away = away
         self._others = others or Others()
         self._preparers = preparers
         self._instance_hour = instance_hour
@@ -164,23 +161,14 @@ class Forecast:
     def _found(self) -> list[_Found]:
         """Plans from the fastest to the cheapest, by generation alone."""
         return [
-            _Found(plan, self._seconds(plan), self._instance_seconds(plan) + self._others.paid)
+            _Found(plan, self._seconds(plan), plan.expected_instance_seconds + self._others.paid)
             for plan in self._planner.front(_PLANS)
         ]
-
-    @cached_property
-    def _longest_away(self) -> float:
-        """Seconds that the longest response is with its environment."""
-        return self._away * max(sample.expected_tokens for sample in self._samples)
-
-    def _instance_seconds(self, plan: Plan) -> float:
-        """Return the instance-seconds of generation."""
-        return plan.expected_instance_seconds + len(plan.shares) * self._longest_away
 
     def _seconds(self, plan: Plan) -> float:
         """Return the seconds of a step with this plan."""
         others = self._others
-        whole = plan.expected_seconds + self._longest_away + others.seconds
+        whole = plan.expected_seconds + others.seconds
         if not others.beside:
             return whole
         # As in the loop, a learner learns from groups once they are prepared, and from the last chunk at the end.
@@ -189,10 +177,6 @@ class Forecast:
         )
         tokens = np.bincount(self._loads.group, self._loads.context + self._loads.length)
         share = tokens / tokens.sum()
-        if self._away:
-            longest = np.zeros(len(completions))
-            np.maximum.at(longest, self._loads.group, self._loads.length)
-            completions = completions + self._away * longest
         preparers = self._matching([each.expected_seconds - self._startup for each in plan.shares], 0).instances
         prepared = queue(completions, others.preparation * share, preparers)
         learnt = float(queue(prepared, others.beside * share).max())
@@ -327,8 +311,8 @@ class Forecast:
             "actors": len(plan.shares),
             "learner_gpus": others.learner_gpus,
             "seconds": found.seconds,
-            "generation_seconds": plan.expected_seconds + self._longest_away,
-            "gpu_seconds": self._instance_seconds(plan) * gpus + others.gpu_seconds,
+            "generation_seconds": plan.expected_seconds,
+            "gpu_seconds": plan.expected_instance_seconds * gpus + others.gpu_seconds,
             "lower_bound_gpu_seconds": plan.lower_bound_instance_seconds * gpus + others.gpu_seconds,
             "cost": f"{self._cost(found.paid):f}",
         }

@@ -30,7 +30,7 @@ from rlhfless_operator.simulator.hardware import Hardware, Surroundings, find_ha
 from rlhfless_operator.simulator.question import Question, acting_of, drafts_of, lengths_of, tokens_per_pass
 from rlhfless_operator.simulator.scenarios import GPU_HOUR, store_seconds
 from rlhfless_operator.training.costs.engine_factor import measured_factor
-from rlhfless_operator.training.costs.measured_acting import Acting
+from rlhfless_operator.training.costs.measured_acting import ActingByToken
 from rlhfless_operator.training.costs.model_shape import AskHub, find_shape
 from rlhfless_operator.training.requests.builder import RequestBuilder
 
@@ -80,7 +80,7 @@ def forecast_job(job: RLHFJob, question: Question, around: Surroundings, ask_hub
         learner: _others(job, preparation, seconds, _publishing_seconds(job, shape, learner), prices, learner, fit)
         for learner, seconds in learning.items()
     }
-    forecasts = _forecasts(spec, samples, instance, hardware, prices, others, acting)
+    forecasts = _forecasts(spec, samples, instance, hardware, prices, others)
     forecast = forecasts[fit.learner]
     front = distinct(undominated([row for each in forecasts.values() for row in each.front()]))
     _check_budget(spec.budget, forecast, front)
@@ -142,7 +142,6 @@ def _forecasts(
     hardware: Hardware,
     prices: Mapping[Charged, Decimal],
     others: Mapping[int, Others],
-    acting: Acting | None,
 ) -> dict[int, Forecast]:
     """Return the forecast for each number of learner's GPUs."""
     by_stage: dict[Stage, int] = {**needed_gpus(spec), "generation": hardware.gpus}
@@ -156,7 +155,6 @@ def _forecasts(
             instance_hour=prices["generation"],
             others=each,
             preparers=(preparers.least, preparers.most),
-            away=0.0 if acting is None else acting.away,
         )
         for learner, each in others.items()
     }
@@ -183,14 +181,19 @@ def _as_measured(instance: InstanceProfile, factor: float | None, drafts: Drafts
     return instance
 
 
-def _samples(spec: RLHFJobSpec, lengths: Any, acting: Acting | None) -> list[SampleLoad]:
+def _samples(spec: RLHFJobSpec, lengths: Any, acting: ActingByToken | None) -> list[SampleLoad]:
     """Return the groups of a step. What environments give is read and kept, and never decoded."""
     batch, longest = spec.batch, spec.sampling.max_response_tokens
     found = typical_step(lengths, prompts=batch.prompts_per_step, samples=batch.samples_per_prompt, longest=longest)
     if acting is None:
         return found
     return [
-        replace(each, prompt_tokens=each.prompt_tokens + round(each.expected_tokens * acting.given)) for each in found
+        replace(
+            each,
+            prompt_tokens=each.prompt_tokens + round(each.expected_tokens * acting.given),
+            away_seconds=each.expected_tokens * acting.away,
+        )
+        for each in found
     ]
 
 

@@ -10,7 +10,7 @@ from rlhfless_operator.job.spec import RLHFJob
 from rlhfless_operator.planner.latency.drafting import Drafts
 from rlhfless_operator.records.journal import read_lines
 from rlhfless_operator.simulator.traces import LengthStatistics, read_trace
-from rlhfless_operator.training.costs.measured_acting import Acting, measured_acting
+from rlhfless_operator.training.costs.measured_acting import ActingByToken, measured_acting
 from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS, measured_drafts
 
 
@@ -102,7 +102,7 @@ def drafts_of(job: RLHFJob, question: Question) -> Drafts | None:
     return None if place is None else measured_drafts(place)
 
 
-def acting_of(job: RLHFJob, question: Question) -> Acting | None:
+def acting_of(job: RLHFJob, question: Question) -> ActingByToken | None:
     """Return how long and how much samples act in their environments, as a run measured it; None if none is known."""
     if job.spec.environment is None or question.trace is None:
         return None

@@ -53,7 +53,12 @@ class Clock:
 
 
 def emulation(trace: str, **changes: float) -> EmulationSettings:
-    numbers = {"step_seconds": 1.0, "sequence_seconds": 0.25, "context_seconds": 0.5, "prefill_token_seconds": 0.0}
+    numbers: dict[str, float] = {
+        "step_seconds": 1.0,
+        "sequence_seconds": 0.25,
+        "context_seconds": 0.5,
+        "prefill_token_seconds": 0.0,
+    }
     return EmulationSettings(trace=trace, prompts_per_step=PROMPTS, kv_tokens=10_000, **numbers | changes)
 
 
@@ -387,3 +392,25 @@ def test_cut_anywhere_a_drafted_share_has_the_same_responses(
         done |= finish(engine.start(continued(rest, run.unfinished()), SAMPLING, None, ["a step before"]))
     assert done == expected
     assert clock.now <= plain_clock.now + 24
+
+
+def test_a_sequence_that_acts_ends_with_each_turn_and_goes_on_behind_what_it_was_given(tmp_path: Path) -> None:
+    column, uri = np.array([0]), str(tmp_path / "acting.parquet")
+    acted = {"turns": np.array([2]), "given_tokens": np.array([4]), "away_milliseconds": np.array([0])}
+    write_trace_rows(uri, TraceRows(column, column, column, np.array([3]), np.array([11]), **acted))
+    engine, _ = engine_of(uri, acts=True)
+    task = SequenceTask(0, 0, [7] * 3, sample_seed(0, "training", 1, 0, 0))
+    first = finish(engine.start([task], SAMPLING, None))[0, 0]
+    assert len(first.response_tokens) == 5, "the first turn"
+    behind = [*first.response_tokens, *[2] * 4]
+    second = finish(engine.start([replace(task, response_tokens=behind, log_probs=[0.0] * 9)], SAMPLING, None))[0, 0]
+    assert len(second.response_tokens) == 15 and second.response_tokens[:9] == behind
+    whole, _ = engine_of(uri)
+    assert len(finish(whole.start([task], SAMPLING, None))[0, 0].response_tokens) == 11, "no environment, no turns"
+
+
+def test_a_trace_without_turns_is_no_trace_of_an_environment(trace: str) -> None:
+    with pytest.raises(
+        TaskError, match=r"rehearsal\.trace: .* has no turns, .*; name the folder of a run with an envir"
+    ):
+        engine_of(trace, acts=True)

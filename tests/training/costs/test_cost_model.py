@@ -9,6 +9,7 @@ import pytest
 from rlhfless_functions.api import DecodeCounts, EngineRoom, LearnResult, SampleTask, WeightsReference
 from rlhfless_operator.job.actor_range import actor_range
 from rlhfless_operator.job.reading.validation import load_job
+from rlhfless_operator.planner.acting import Acting
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import DraftedLatency
@@ -104,11 +105,25 @@ def test_a_plan_counts_the_time_that_its_longest_response_is_with_its_environmen
     before = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
     cost_model.history.add("environment/token", 0.5)
     after = cost_model.plan(range(4), 4, PROMPT_TOKENS, known=True)
-    away = 0.5 * max(each.mean for each in after.estimates.values())
+    away = 0.5 * max(load.expected_tokens for share in after.planned.generation.shares for load in share.samples)
     assert away > 0
     for name in ("expected_generation_seconds", "expected_seconds"):
-        assert getattr(after.planned, name) == pytest.approx(getattr(before.planned, name) + away)
-    assert after.shares == before.shares
+        assert getattr(after.planned, name) == pytest.approx(getattr(before.planned, name) + away, rel=0.05)
+
+
+def test_time_with_environments_is_that_of_the_prompts_own_samples(tiny_job: MakeJob) -> None:
+    cost_model = cost_model_of(tiny_job())
+    cost_model.history.add("environment/token", 0.5)
+    outcome = GenerationOutcome(sinks=[], acting={(2, 0): Acting(400.0, 30.0), (2, 1): Acting(600.0, 50.0)})
+    cost_model.generated(outcome, PreparationOutcome(), PROMPT_TOKENS)
+    again = cost_model_of(tiny_job())
+    again.restore(cost_model.state())
+    for model in (cost_model, again):
+        assert model.acting.predict(2, 10.0) == Acting(500.0, 40.0)
+        assert model.acting.predict(3, 10.0) == Acting(5.0, 0.0), "by its tokens"
+        planned = model.plan(range(4), 4, PROMPT_TOKENS, known=True).planned
+        assert planned.expected_generation_seconds > 500
+        assert planned.groups is None or max(planned.groups.ready, key=planned.groups.ready.get) == 2
 
 
 def test_a_plan_has_what_an_environment_gives_in_its_samples_contexts(tiny_job: MakeJob) -> None:
@@ -121,7 +136,7 @@ def test_a_plan_has_what_an_environment_gives_in_its_samples_contexts(tiny_job: 
         return {(load.prompt, load.index): load for share in plan.planned.generation.shares for load in share.samples}
 
     for place, load in loads(after).items():
-        given = round(3 * after.estimates[load.prompt].mean)
+        given = round(3 * load.expected_tokens)
         assert given > 0 and load.prompt_tokens == loads(before)[place].prompt_tokens + given
         assert load.expected_tokens == loads(before)[place].expected_tokens
     assert after.planned.expected_generation_seconds > before.planned.expected_generation_seconds

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlhfless_operator.training.costs.measured_acting import Acting, measured_acting
+from rlhfless_operator.training.costs.measured_acting import ActingByToken, measured_acting
 from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS
 from tests.training.costs.test_measured_drafts import write
 
@@ -13,7 +13,7 @@ def acted(away: float, given: float) -> dict[str, float]:
 
 def test_the_last_steps_count(tmp_path: Path) -> None:
     steps = [acted(900.0, 900.0)] * 3 + [acted(100.0, 25.0)] * LAST_STEPS
-    assert measured_acting(write(tmp_path, steps)) == Acting(away=2.0, given=0.5)
+    assert measured_acting(write(tmp_path, steps)) == ActingByToken(away=2.0, given=0.5)
 
 
 def test_what_acted_nowhere_or_is_no_run_has_none(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlhfless_operator.errors import UserError
+from rlhfless_operator.planner.acting import Acting
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.training.instances.away import AWAY_TOKEN, GIVEN_TOKEN, LEAST_PATIENCE, Away, LettingActorsGo
+from rlhfless_operator.training.instances.away import LEAST_PATIENCE, Away, LettingActorsGo, acting_by_token
 
 SWITCH = 4.0
 
@@ -67,8 +68,7 @@ async def test_the_process_of_the_episodes_is_started_before_the_rollout_that_ne
     host = Host()
     going, history = choice(host)
     going.learn(seen(1.5 * SWITCH))
-    assert history.mean(AWAY_TOKEN) == 1.5 * SWITCH * 5 / 20
-    assert history.mean(GIVEN_TOKEN) == 1.5
+    assert acting_by_token(history) == Acting(1.5 * SWITCH * 5 / 20, 1.5)
     assert going._starting is not None
     await going._starting
     assert host.asked == ["warm"]

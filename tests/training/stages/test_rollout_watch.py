@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from rlhfless_functions.api import GroupResult, Purpose
+from rlhfless_operator.planner.acting import Acting, ActingPredictor
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import LinearLatency
+from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
+from rlhfless_operator.training.instances.away import acting_by_token
 from rlhfless_operator.training.stages import rollout_watch
 from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner, seconds_to_next_look
 
@@ -51,10 +54,20 @@ class Asked:
 
 
 class Rollout:
-    """Twelve groups of one sample on one actor, each of 100 tokens by the forecast, and a watch."""
+    """Twelve groups of one sample on one actor, each of 100 tokens by the forecast, and a watch.
+
+    Args:
+        away: seconds that samples of prompts have been with their environments.
+    """
 
     def __init__(
-        self, known: dict[str, float], purpose: Purpose = "training", *, lets_go: bool = False, follows: bool = False
+        self,
+        known: dict[str, float],
+        purpose: Purpose = "training",
+        *,
+        lets_go: bool = False,
+        follows: bool = False,
+        away: dict[int, float] | None = None,
     ) -> None:
         self.remaining = dict.fromkeys(range(GROUPS), 100.0)
         self.migration = Migration(None, lambda key, tokens: (self.remaining[key[0]], 0.0))
@@ -65,15 +78,20 @@ class Rollout:
             history.add(name, value)
         run = SimpleNamespace(
             capacity=self.asked,
-            cost_model=SimpleNamespace(history=history, latency=LATENCY),
+            cost_model=SimpleNamespace(
+                history=history, latency=LATENCY, acting=ActingPredictor(lambda: acting_by_token(history))
+            ),
             learners=SimpleNamespace(now=1),
             learner_preload=None,
             requests=SimpleNamespace(learns_in_pieces=follows),
             prompts=SimpleNamespace(tokens=lambda purpose: [0] * GROUPS),
-            spec=SimpleNamespace(sampling=SimpleNamespace(max_response_tokens=LONGEST)),
+            spec=SimpleNamespace(sampling=SimpleNamespace(max_response_tokens=LONGEST), environment=object()),
         )
         planned = SimpleNamespace(expected_generation_seconds=33.0)
-        plan = SimpleNamespace(planned=planned, estimates=self.remaining)
+        estimates = {prompt: LengthEstimate(100.0, 0.0, 1) for prompt in self.remaining}
+        self.acting = run.cost_model.acting
+        self.acting.observe({(prompt, 0): Acting(seconds, 0.0) for prompt, seconds in (away or {}).items()})
+        plan = SimpleNamespace(planned=planned, estimates=estimates)
 
         def on_forecast(left: float) -> bool:
             self.forecasts.append(round(left, 3))
@@ -133,6 +151,18 @@ async def test_time_with_environments_counts_for_each_token_that_is_still_sample
     await rollout.look()
     assert rollout.forecasts == [10.0 + 50.0, 2.0 + 10.0]
     assert rollout.asked.of("prepares") == [], "the first group is complete in 12 s"
+
+
+async def test_a_prompt_whose_samples_were_away_for_long_is_expected_late() -> None:
+    rollout = Rollout({}, away={3: 40.0, 4: 4.0})
+    rollout.begins()
+    await rollout.look()
+    rollout.reports(50, 50.0)
+    await rollout.look()
+    assert rollout.forecasts == [10.0 + 40.0, 5.0 + 20.0], "half of its tokens, and of its time away, are left"
+    rollout.finishes(3)
+    await rollout.look()
+    assert rollout.forecasts[-1] == 5.0 + 2.0
 
 
 async def test_preparation_that_takes_longer_than_generation_decides_on_the_end() -> None:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhfless_functions.api import DecodeCounts, EngineRoom, WeightsReference
-from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
+from rlhfless_functions.data.traces import TraceLengths
+from rlhfless_functions.environments.emulated import read_lengths, turns_of
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,
@@ -28,7 +29,6 @@ from rlhfless_functions.generation.engines.base import (
     check_room,
     longest_prompt,
 )
-from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
 from rlhfless_functions.settings import EngineSampling, ModelSettings
 from rlhfless_functions.settings.emulation import EmulationSettings
@@ -127,21 +127,9 @@ class EmulatedEngine:
         return self._run
 
 
-def read_lengths(emulation: EmulationSettings) -> TraceLengths:
-    """Read the trace of an emulated GPU.
-
-    Raises:
-        TaskError: if it can't be read.
-    """
-    with store_errors():
-        try:
-            return TraceLengths(read_trace_rows(emulation.trace), emulation.prompts_per_step)
-        except ValueError as error:
-            raise TaskError("data_invalid", f"rehearsal.trace: {error}") from error
-
-
-def _length(lengths: TraceLengths, task: SequenceTask, longest: int) -> int:
-    """Return the length of a response: at least one token, and one more than it has already."""
+def _length(lengths: TraceLengths, task: SequenceTask, longest: int, *, acts: bool) -> int:
+    """Return the length of a response, or that at the end of its turn if it acts: at least one token, and one more than
+    it has already."""
     check_prompt(task)
     if task.prompt >= len(lengths.prompt_tokens):
         raise TaskError(
@@ -149,8 +137,10 @@ def _length(lengths: TraceLengths, task: SequenceTask, longest: int) -> int:
             f"prompt {task.prompt} is not in the trace, which has {len(lengths.prompt_tokens)} prompts;"
             " let the rehearsal create its own data, or name a trace with all prompts",
         )
-    wanted = lengths.response_tokens(task.step, task.prompt, task.index)
-    return min(longest, max(wanted, len(task.response_tokens) + 1))
+    response, there = lengths.response(task.step, task.prompt, task.index), len(task.response_tokens)
+    ends = [end for _, end in turns_of(response)] if acts else [response.sampled]
+    wanted = next((end for end in ends if end > there), there + 1)
+    return min(longest, wanted)
 
 
 class _Pace(NamedTuple):
@@ -215,7 +205,7 @@ class EmulatedBatch(EngineRun):
         self._slots = min(emulation.max_batch, growth.sequences if growth is not None else emulation.max_batch)
         self._paces = _paces(emulation, longest_draft if drafts else 0)
         self._drafted = 0.0
-        self._lengths = {task.key: _length(trace, task, longest) for task in tasks}
+        self._lengths = {task.key: _length(trace, task, longest, acts=emulation.acts) for task in tasks}
         self._trace = trace
         self._longest = longest
         self._kv_tokens = kv_tokens
@@ -234,7 +224,7 @@ class EmulatedBatch(EngineRun):
 
     def add(self, task: SequenceTask, *, returns: bool = False) -> None:
         """Append a sequence to those that wait for admission; see `EngineRun.add`."""
-        self._lengths[task.key] = _length(self._trace, task, self._longest)
+        self._lengths[task.key] = _length(self._trace, task, self._longest, acts=self._emulation.acts)
         super().add(task, returns=returns)
 
     def _remove_running(self, keys: Collection[SequenceKey]) -> None:

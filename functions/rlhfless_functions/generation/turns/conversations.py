@@ -171,6 +171,7 @@ class Conversations:
                 seed=task.seed,
                 truncated=room <= 0,
                 room=room,
+                step=task.step,
             )
         )
 

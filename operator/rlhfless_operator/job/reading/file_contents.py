@@ -64,7 +64,7 @@ def not_checked(job: RLHFJob, base: Path) -> list[str]:
         for field, name in models
         if local_model(name, base) is None
     ]
-    server = spec.environment.server if spec.environment is not None else None
+    server = spec.environment_server
     if server is not None and server.command is None:
         found.append("spec.environment.openenv.image: it runs on a cluster only, and `rlhfless run` needs a command")
     return found + [

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+from rlhfless_operator.planner.acting import NO_ACTING, Acting
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
@@ -32,6 +33,8 @@ class ExpectedGroup:
     """Number of responses of the group."""
     estimate: LengthEstimate
     """Estimate of their lengths."""
+    acting: Acting = NO_ACTING
+    """Time with the environment, and given tokens, of a response of the mean length."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class ExpectedSamples:
         """
         groups = list(groups)
         loads = [
-            SampleLoad(group.prompt, index, group.prompt_tokens, tokens)
+            _load(group, index, tokens)
             for group in groups
             for index, tokens in enumerate(group.estimate.group(group.samples, longest))
         ]
@@ -71,6 +74,13 @@ class ExpectedSamples:
     def tokens(self) -> float:
         """Tokens of all samples, prompts included."""
         return math.fsum(load.prompt_tokens + load.expected_tokens for load in self.loads)
+
+
+def _load(group: ExpectedGroup, index: int, tokens: float) -> SampleLoad:
+    """Return a response of a group. What its environment gives is read and kept, and never decoded."""
+    mean = group.estimate.mean
+    acts = group.acting.times(tokens / mean) if mean > 0 else group.acting
+    return SampleLoad(group.prompt, index, group.prompt_tokens + round(acts.given_tokens), tokens, acts.away_seconds)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class SampleLoad:
     """Tokens in its context before the next response token, including those generated so far if it is resumed."""
     expected_tokens: float
     """Response tokens still to come."""
+    away_seconds: float = 0.0
+    """Seconds that it is still to be with its environment. Its instance is kept, and decodes others meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,11 @@ class Loads:
         self._check(kv_tokens)
         self.lines = _search_lines(latency, self.context, self.length, max_batch)
         """Linear models to search plans with. No share takes longer than any of them says."""
-        self.linear = len(latency.lines) == 1
-        """Whether rounds are linear: one model gives their time."""
+        self.away = np.fromiter(map(attrgetter("away_seconds"), samples), np.float64, count)
+        self.longest_away = float(self.away.max())
+        """Longest time that a sample is with its environment, in seconds."""
+        self.linear = len(latency.lines) == 1 and not self.longest_away
+        """Whether one linear model gives the time of a share."""
         self._linear_work = self._work(self.lines[0])
         filled = np.full(len(samples), 1.0 / max_batch if max_batch else 0.0)
         if kv_tokens:
@@ -185,6 +190,8 @@ class Loads:
             made = float(admission.end.max())
             late[number] = max(0.0, float(admission.begin[-1]) + tail_tokens - made)
             waiting[chosen] = admission.begin * float(seconds.max()) / max(made, 1.0)
+        # While some are away the batch is smaller, and so the others are no later.
+        ends += self.away
         last = np.maximum.reduceat(ends[order], first)
         return Decoded(ends, waiting, last, last + late * self.alone.step_seconds)
 
@@ -304,7 +311,7 @@ class Loads:
                 occupancy[rank],
                 np.zeros(self.groups),
                 step_seconds=line.step_seconds,
-                start_seconds=start_seconds,
+                start_seconds=start_seconds + self.longest_away,
                 tail=tail,
                 filling=np.add.reduceat(self.filled[by_prompt], start)[rank] if at_once else None,
             ),
@@ -330,7 +337,7 @@ class Loads:
                 self.occupancy[order],
                 np.where(opens, 0.0, prompt),
                 step_seconds=line.step_seconds,
-                start_seconds=start_seconds,
+                start_seconds=start_seconds + self.longest_away,
                 tail=tail,
                 filling=self.filled[order] if at_once else None,
             ),

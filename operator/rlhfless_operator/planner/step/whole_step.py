@@ -102,7 +102,8 @@ def plan_step(
     for planner in planners:
         search.try_all([_Choice(planner, seconds) for seconds in planner.deadlines(_POINTS // 2)])
     planner = planners[0]
-    limits_of = np.geomspace(charged + (planner.least_seconds - charged) / 16, planner.least_seconds, _POINTS)
+    begin = charged + loads.longest_away
+    limits_of = np.geomspace(begin + (planner.least_seconds - begin) / 16, planner.least_seconds, _POINTS)
     search.try_all([_Choice(planner, float(limit), stretch) for limit in limits_of for stretch in _STRETCHES])
     search.try_rivals(planner, limits)
     search.refine(_ROUNDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rlhfless_functions.settings.emulation import EmulationSettings
 from rlhfless_operator.platforms.shelters import SampleKey, ShelterClient, ShelterMissingError
 
 _START_SECONDS = 120.0
@@ -23,10 +24,12 @@ class ShelterProcess:
 
     Args:
         log_path: file to which it appends its log.
+        emulation: emulated GPUs of a rehearsal, whose environments are emulated as well.
     """
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, emulation: EmulationSettings | None = None) -> None:
         self._log_path = log_path
+        self._variables = {} if emulation is None else {"RLHFLESS_EMULATION": emulation.model_dump_json()}
         self.token = secrets.token_urlsafe(32)
         self._process: asyncio.subprocess.Process | None = None
         self._url = ""
@@ -126,7 +129,7 @@ class ShelterProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "RLHFLESS_TOKEN": self.token},
+                env={**os.environ, **self._variables, "RLHFLESS_TOKEN": self.token},
             )
 
     def _missing(self, problem: str) -> ShelterMissingError:

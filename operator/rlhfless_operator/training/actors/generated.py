@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import DecodeCounts, Done, EngineRoom, Samples, SampleTask
+from rlhfless_operator.planner.acting import Acting
 from rlhfless_operator.planner.moves.migration import Key
 
 
@@ -45,6 +46,8 @@ class GenerationOutcome:
     """Folders with rollout parts of this step, including those of earlier drivers."""
     lengths: dict[Key, int] = field(default_factory=dict)
     """Response tokens of every finished sample."""
+    acting: dict[Key, Acting] = field(default_factory=dict)
+    """Time with the environment, and given tokens, of every finished sample; empty without an environment."""
     lost: int = 0
     """Number of lost instances."""
     cuts: int = 0
@@ -136,6 +139,8 @@ class Completion:
                 continue
             fresh.append(key)
             self._outcome.lengths[key] = sample.tokens
+            if sample.away_seconds is not None:
+                self._outcome.acting[key] = Acting(sample.away_seconds, sample.given_tokens)
             self._outcome.tokens += sample.tokens
             group = self._finished.setdefault(sample.prompt, {})
             group[sample.index] = sample.tokens, event.part

@@ -11,11 +11,12 @@ from rlhfless_functions.api import EngineRoom, LearnResult, SampleTask
 from rlhfless_operator.job.actor_range import ActorRange, preparer_range
 from rlhfless_operator.job.charged import Charged
 from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.acting import ActingPredictor
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration
 from rlhfless_operator.planner.latency.drafting import LONGEST_DRAFT, DraftedLatency, Drafts
 from rlhfless_operator.planner.latency.linear import Latency, LinearLatency
-from rlhfless_operator.planner.lengths import LengthEstimate, LengthPredictor
+from rlhfless_operator.planner.lengths import LengthPredictor
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.planner.pools.contention import ALONE, Contention
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
@@ -36,14 +37,13 @@ from rlhfless_operator.training.costs.generation_plan import (
     limits_of,
     setting_of,
     training_of,
-    with_environments,
-    with_given,
 )
 from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration, waiting_learner
 from rlhfless_operator.training.costs.observations import observe
 from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 from rlhfless_operator.training.costs.state_times import StateTimes
+from rlhfless_operator.training.instances.away import acting_by_token
 
 _LEAST_SWITCH_SECONDS = 1.0
 """Least seconds for which a learner is let go: it is seen to wait, and looks for groups, a few times a second."""
@@ -102,6 +102,7 @@ class CostModel:
         self.predictor = LengthPredictor(default_tokens=longest / 2, longest=longest)
         self.calibration = Calibration(latency or _UNKNOWN_DEVICE)
         self.history = History()
+        self.acting = ActingPredictor(lambda: acting_by_token(self.history))
         self.room: EngineRoom | None = None
         """Least room that the instances of the newest step have reported."""
         self._split_actors: int | None = None
@@ -121,8 +122,7 @@ class CostModel:
 
     @property
     def engine_factor(self) -> float | None:
-        """Ratio of the engine's seconds to those of its GPU's table; None without a table, and in a rehearsal, which
-        emulates the table."""
+        """Ratio of the engine's seconds to those of its GPU's table; None without a table, and in a rehearsal of it."""
         known = self._spec.rehearsal is None and self.calibration.prior != _UNKNOWN_DEVICE
         return self.calibration.prior_factor if known else None
 
@@ -149,11 +149,14 @@ class CostModel:
             holding: costs of keeping all instances for the whole step; None if they can't be kept.
         """
         spec, contention = self._spec, self._contention()
-        longest = spec.sampling.max_response_tokens
-        predict = self.predictor.predict if known else self._predict_unknown
+        predict = self.predictor.predict if known else self.predictor.predict_other
         estimates = {prompt: predict(prompt, prompt_tokens[prompt]) for prompt in prompts}
-        groups = [ExpectedGroup(each, prompt_tokens[each], samples_per_prompt, estimates[each]) for each in prompts]
-        samples = ExpectedSamples.of(with_given(groups, self.history), longest)
+        acting = {each: self.acting.predict(each, estimates[each].mean, known=known) for each in prompts}
+        groups = [
+            ExpectedGroup(each, prompt_tokens[each], samples_per_prompt, estimates[each], acting[each])
+            for each in prompts
+        ]
+        samples = ExpectedSamples.of(groups, spec.sampling.max_response_tokens)
         limits = limits_of(spec, self._actors, self.room)
         # An evaluation is not generated ahead.
         ahead = asynchrony_of(spec, self.history, self._split_actors, follows=follows) if known else None
@@ -167,15 +170,10 @@ class CostModel:
             shared=self._shared,
         )
         setting = setting_of(spec, limits, self.latency, training, self.history, contention, ahead)
-        planned = with_environments(plan_generation(spec.planning.policy, samples, setting), estimates, self.history)
+        planned = plan_generation(spec.planning.policy, samples, setting)
         if planned.split is not None:
             self._split_actors = planned.split.actors
         return in_tasks(planned, estimates, contention)
-
-    def _predict_unknown(self, prompt: int, prompt_tokens: int) -> LengthEstimate:
-        """Return the estimate for a row of another dataset than the training prompts'."""
-        mean = self.predictor.prior(prompt_tokens).mean
-        return LengthEstimate(mean, mean / 2, 0)
 
     def share_prefixes(
         self,
@@ -315,7 +313,8 @@ class CostModel:
     def generated(
         self, generation: GenerationOutcome, preparation: PreparationOutcome, prompt_tokens: Sequence[int]
     ) -> None:
-        """Learn the instances' speed and room from a step's generation, and their time of preparation."""
+        """Learn the instances' speed and room, how samples act, and the time of preparation from a step."""
+        self.acting.observe(generation.acting)
         self.room = generation.room or self.room
         if generation.weights_seconds > 0:
             self.history.add(WEIGHTS, generation.weights_seconds)
@@ -381,6 +380,7 @@ class CostModel:
         """Return all JSON values that `restore` needs."""
         return {
             "predictor": self.predictor.state(),
+            "acting": self.acting.state(),
             "calibration": self.calibration.state(),
             "history": self.history.state(),
             "room": self.room.model_dump() if self.room is not None else None,
@@ -391,8 +391,8 @@ class CostModel:
         self.predictor = LengthPredictor.from_state(state["predictor"])
         self.calibration = Calibration.from_state(state["calibration"])
         self.history.restore(state["history"])
-        if (room := state["room"]) is not None:
-            self.room = EngineRoom(**room)
+        self.acting.restore(state["acting"])
+        self.room = EngineRoom(**state["room"]) if state["room"] else self.room
 
 
 def startup(stage: Charged) -> str:

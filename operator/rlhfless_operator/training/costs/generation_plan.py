@@ -1,7 +1,7 @@
 """The job and its earlier steps in the planner's numbers, and its plans in tasks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlhfless_functions.api import STAGES, EngineRoom, SampleTask, Stage
 from rlhfless_operator.job.actor_range import ActorRange
@@ -14,11 +14,10 @@ from rlhfless_operator.planner.pools.contention import Contention
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
-from rlhfless_operator.planner.step.generation import ExpectedGroup, PlannedStep, StepSetting
+from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption, sizes
 from rlhfless_operator.planner.step.planning import Limits, longest_first
-from rlhfless_operator.training.instances.away import AWAY_TOKEN, GIVEN_TOKEN
 
 WEIGHTS = "weights"
 """The history's name for how long engines take until they have a step's weights."""
@@ -174,23 +173,6 @@ def in_tasks(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], cont
         for share in longest_first(planned.generation.shares)
     ]
     return GenerationPlan(planned, shares, estimates, contention.wanted)
-
-
-def with_given(groups: Sequence[ExpectedGroup], history: History) -> list[ExpectedGroup]:
-    """Return groups whose samples' contexts have what their environments are expected to give: it is read and kept, and
-    never decoded."""
-    share = history.mean(GIVEN_TOKEN)
-    return [replace(each, prompt_tokens=each.prompt_tokens + round(each.estimate.mean * share)) for each in groups]
-
-
-def with_environments(planned: PlannedStep, estimates: Mapping[int, LengthEstimate], history: History) -> PlannedStep:
-    """Return a plan that ends later by the time that its longest response is with its environment."""
-    away = max((each.mean for each in estimates.values()), default=0.0) * history.mean(AWAY_TOKEN)
-    return replace(
-        planned,
-        expected_generation_seconds=planned.expected_generation_seconds + away,
-        expected_seconds=planned.expected_seconds + away,
-    )
 
 
 def idle_seconds(history: History, stage: Stage) -> float:

@@ -9,7 +9,7 @@ from rlhfless_operator.training.costs.measured_drafts import LAST_STEPS
 
 
 @dataclass(frozen=True)
-class Acting:
+class ActingByToken:
     """Means of a sample in an environment."""
 
     away: float
@@ -18,7 +18,7 @@ class Acting:
     """Tokens that it is given for each one that it samples."""
 
 
-def measured_acting(place: str) -> Acting | None:
+def measured_acting(place: str) -> ActingByToken | None:
     """Return how the samples of a run's last steps acted.
 
     Args:
@@ -31,7 +31,7 @@ def measured_acting(place: str) -> Acting | None:
     steps = [each for each in lines if each.get("environment/turns") and each.get("lengths")][-LAST_STEPS:]
     if not steps:
         return None
-    return Acting(
+    return ActingByToken(
         away=fmean(each.get("environment/seconds_away", 0.0) / each["lengths"] for each in steps),
         given=fmean(each.get("environment/given", 0.0) / each["lengths"] for each in steps),
     )

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from rlhfless_functions.api import Shelter
 from rlhfless_operator.errors import UserError
+from rlhfless_operator.planner.acting import Acting
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.platforms.shelters import ShelterHost
@@ -13,11 +14,8 @@ from rlhfless_operator.training.instances.capacity import Capacity
 
 LEAST_PATIENCE = 0.5
 """Least seconds of waiting after which an actor is let go."""
-AWAY_TOKEN = "environment/token"
-"""Name in the history of the seconds that a sample is away for each token that it samples."""
-GIVEN_TOKEN = "environment/given_token"
-"""Name in the history of the tokens that a sample is given for each one that it samples."""
-_WAIT = "environment/wait"
+_WAIT, _AWAY_TOKEN, _GIVEN_TOKEN = "environment/wait", "environment/token", "environment/given_token"
+"""Names in the history of the seconds for an answer, and of what a sample waits and is given for each token."""
 
 
 class Away:
@@ -57,6 +55,11 @@ class Away:
             pass
 
 
+def acting_by_token(history: History) -> Acting:
+    """Return how samples acted in earlier steps, for each token that they sampled."""
+    return Acting(history.mean(_AWAY_TOKEN), history.mean(_GIVEN_TOKEN))
+
+
 class LettingActorsGo:
     """Decides whether a rollout's actors are let go while environments work.
 
@@ -80,8 +83,8 @@ class LettingActorsGo:
             return
         self._history.add(_WAIT, seconds / turns)
         if tokens := metrics.get("lengths"):
-            self._history.add(AWAY_TOKEN, seconds / tokens)
-            self._history.add(GIVEN_TOKEN, metrics.get("environment/given", 0.0) / tokens)
+            self._history.add(_AWAY_TOKEN, seconds / tokens)
+            self._history.add(_GIVEN_TOKEN, metrics.get("environment/given", 0.0) / tokens)
         if self._host is not None and self._pays:
             # It takes seconds to start, in which no instance should wait.
             self._starting = asyncio.ensure_future(self._host.warm())

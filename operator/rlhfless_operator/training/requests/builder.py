@@ -134,7 +134,7 @@ class RequestBuilder:
             sink=self._folder.data(purpose),
             rewards=self._spec.rewards if purpose == "training" else self._spec.evaluation_rewards,
             most_dropped=self._spec.limits.dropped_prompts,
-            environment=self._spec.environment,
+            environment=self._spec.asked_environment,
         )
 
     def generate(
@@ -185,9 +185,9 @@ class RequestBuilder:
             shared_prefixes=sharing.of(attempt.actor, attempt.samples, folder) if sharing is not None else None,
             drafts=[self._folder.drafts(each) for each in draft_steps(prompts)] if self.drafts else None,
             draft_prompts=list(further_prompts) if self.drafts else [],
-            environment=self._spec.environment,
+            environment=self._spec.asked_environment,
             shelter=attempt.shelter,
-            chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.environment else {},
+            chat_template_kwargs=self.data(purpose).chat_template_kwargs if self._spec.asked_environment else {},
         )
 
     def source_of(self, weights: WeightsReference, chain: Callable[[int], Sequence[str]]) -> NextWeights:

@@ -43,6 +43,7 @@ def emulation_of(job: RLHFJob) -> EmulationSettings | None:
     return EmulationSettings(
         trace=rehearsal.trace,
         prompts_per_step=job.spec.batch.prompts_per_step,
+        acts=job.spec.environment is not None,
         step_seconds=latency.step_seconds,
         sequence_seconds=latency.sequence_seconds,
         context_seconds=latency.context_seconds,

@@ -13,7 +13,6 @@ from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.looks import one_more_rollout, pause_after
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
-from rlhfless_operator.training.instances.away import AWAY_TOKEN
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.run import TrainingRun
 
@@ -57,6 +56,12 @@ class RolloutWatch:
         self._trains = purpose == "training"
         self._prompt_tokens = run.prompts.tokens(purpose)
         self._planned_seconds, self._groups = plan.planned.expected_generation_seconds, len(plan.estimates)
+        acting = run.cost_model.acting
+        self._away_token = {
+            prompt: acting.predict(prompt, estimate.mean, known=self._trains).away_seconds / max(estimate.mean, 1.0)
+            for prompt, estimate in plan.estimates.items()
+        }
+        """Seconds that samples of each prompt are with their environments, for each token that they sample."""
         self._migration = migration
         self._generated = generated
         self._prepared = prepared
@@ -122,10 +127,14 @@ class RolloutWatch:
     def _samples(self) -> list[tuple[Key, Unfinished]]:
         return [each for actor in self._actors for each in actor.samples.items()]
 
-    @property
-    def _away(self) -> float:
-        """Seconds with its environment for each token that a sample still samples."""
-        return self._run.cost_model.history.mean(AWAY_TOKEN)
+    def _away(self) -> dict[int, float]:
+        """Return the longest time that a sample of each prompt is still to be with its environment, in seconds, in
+        proportion to the tokens that are left."""
+        left = dict[int, float]()
+        if self._run.spec.environment is not None:
+            for (prompt, _), sample in self._samples:
+                left[prompt] = max(left.get(prompt, 0.0), sample.remaining * self._away_token[prompt])
+        return left
 
     def _generation_seconds(self) -> float:
         if self._is_generated:
@@ -134,8 +143,8 @@ class RolloutWatch:
             return self._planned_seconds
         self._migration.assess()
         longest = self._run.spec.sampling.max_response_tokens
-        remaining = max((sample.remaining for _, sample in self._samples), default=0.0)
-        return seconds_left(self._actors, self._run.cost_model.latency, longest) + remaining * self._away
+        away = max(self._away().values(), default=0.0)
+        return seconds_left(self._actors, self._run.cost_model.latency, longest) + away
 
     def _preparation_seconds(self) -> float:
         """Return the seconds that preparing all groups takes that are not prepared yet; 0 if nothing is known."""
@@ -179,9 +188,8 @@ class RolloutWatch:
         if self._is_generated or (not self._migration.actors and not self._generated.lengths):
             return self._generation_seconds()
         ends = ends_of_groups(self._actors, self._run.cost_model.latency)
-        if self._away:
-            for (prompt, _), sample in self._samples:
-                ends[prompt] = max(ends[prompt], sample.remaining * self._away)
+        for prompt, left in self._away().items():
+            ends[prompt] = max(ends[prompt], left)
         finished = {prompt for prompt, _ in self._generated.lengths} - self._prepared.groups.keys() - ends.keys()
         least = least_chunk(self._groups, self._preparers.actors)
         lacking = min(least - len(finished), len(ends))
