@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from rlhfless_functions.api import PrepareRequest
 from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.data.traces import (
-    TracedResponse,
     TraceLengths,
     TraceRows,
     read_trace_rows,
     trace_rows,
     write_trace_rows,
 )
+from rlhfless_functions.data.turns import TracedResponse
 from rlhfless_operator import cli
 from rlhfless_operator.simulator.simulate import simulate
 from rlhfless_operator.simulator.traces import (

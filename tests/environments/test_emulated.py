@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfless_functions.data.traces import TracedResponse, TraceLengths, TraceRows
-from rlhfless_functions.environments.emulated import EmulatedEpisodes, turns_of
+from rlhfless_functions.data.traces import TraceLengths, TraceRows
+from rlhfless_functions.data.turns import TracedResponse, turns_of
+from rlhfless_functions.environments.emulated import EmulatedEpisodes
 from rlhfless_functions.environments.episodes import Observation, Turn
 
 RESPONSES = st.builds(TracedResponse, st.integers(0, 300), st.integers(0, 40), st.integers(0, 500), st.floats(0, 100))

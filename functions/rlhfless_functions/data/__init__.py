@@ -6,6 +6,7 @@
   to token ids. `left_out`: count unusable rows. `lost_characters`: name characters that the tokenizer does not know.
 - `code_tests/`: the tests that the code reward runs.
 - `prompts` and `prefix_tree`: the published prompts, and the prefixes that they share.
+- `turns`: the turns of a response in a trace.
 - `rollouts`, `estimates`, `traces` and `draft_history`: the files that a step writes. `parquet`: read and write all of
   them.
 """

@@ -9,7 +9,6 @@ environment gave, and the time for which it was awaited.
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from rlhfless_functions import artifacts
 from rlhfless_functions.data.parquet import table_of, write_table
 from rlhfless_functions.data.rollouts import GeneratedSample
+from rlhfless_functions.data.turns import TracedResponse
 
 COLUMNS = ("prompt", "epoch", "sample", "prompt_tokens", "response_tokens")
 """Columns of every trace."""
@@ -156,18 +156,6 @@ def _whole_numbers(uri: str, name: str, column: pa.ChunkedArray) -> Integers:
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 
-class TracedResponse(NamedTuple):
-    """A response of a trace."""
-
-    sampled: int
-    """Tokens that the policy sampled."""
-    turns: int = 1
-    given: int = 0
-    """Tokens that its environment gave."""
-    away_seconds: float = 0.0
-    """Seconds for which it waited for its environment."""
-
-
 class TraceLengths:
     """Lengths of a trace by training step.
 
@@ -189,7 +177,7 @@ class TraceLengths:
         """Whether its samples act in an environment."""
         self._visits: list[dict[int, dict[int, TracedResponse]]] = [{} for _ in prompts]
         for prompt, at, sample, tokens, response in zip(
-            number.tolist(), step.tolist(), rows.sample.tolist(), rows.prompt_tokens.tolist(), _responses(rows),
+            number.tolist(), step.tolist(), rows.sample.tolist(), rows.prompt_tokens.tolist(), responses_of(rows),
             strict=True,
         ):  # fmt: skip
             self.prompt_tokens[prompt] = tokens
@@ -211,7 +199,8 @@ class TraceLengths:
         return group[sample] if sample in group else group[sorted(group)[sample % len(group)]]
 
 
-def _responses(rows: TraceRows) -> list[TracedResponse]:
+def responses_of(rows: TraceRows) -> list[TracedResponse]:
+    """Return the response of each row."""
     lengths = rows.response_tokens.tolist()
     if rows.turns is None or rows.given_tokens is None or rows.away_milliseconds is None:
         return [TracedResponse(length) for length in lengths]

@@ -1,7 +1,6 @@
 """Environments of a rehearsal: they answer with as many tokens, after as much time, as those of a trace.
 
-A trace has the sums of an episode. The emulation divides them evenly: the sampled tokens among the turns, the given
-ones among the answers, and the time among the beginning and all turns. An episode goes on after any kill.
+An episode goes on after any kill.
 """
 
 import heapq
@@ -12,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhfless_functions.api import GenerationRequest
-from rlhfless_functions.data.traces import TracedResponse, TraceLengths, read_trace_rows
+from rlhfless_functions.data.traces import TraceLengths, read_trace_rows
+from rlhfless_functions.data.turns import turns_of, wait_of
 from rlhfless_functions.environments.episodes import Observation, Outcome, SampleKey, Turn
 from rlhfless_functions.runtime.store_errors import store_errors
 from rlhfless_functions.runtime.task import TaskError
@@ -43,26 +43,6 @@ def read_lengths(emulation: EmulationSettings) -> TraceLengths:
     return lengths
 
 
-def turns_of(response: TracedResponse) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of a response that the policy samples, a turn each.
-
-    Given tokens lie between them. A response of one turn begins with them.
-    """
-    turns = max(1, min(response.turns, response.sampled))
-    sampled = _parts(response.sampled, turns)
-    given = [response.given if turns == 1 else 0, *_parts(response.given, turns - 1)]
-    spans, place = [], 0
-    for before, tokens in zip(given, sampled, strict=True):
-        spans.append((place + before, place + before + tokens))
-        place = spans[-1][1]
-    return spans
-
-
-def _parts(whole: int, count: int) -> list[int]:
-    """Return a whole in so many nearly equal parts."""
-    return [whole * (part + 1) // count - whole * part // count for part in range(count)]
-
-
 class EmulatedEpisodes:
     """The environments of a share; see `Episodes`.
 
@@ -84,10 +64,10 @@ class EmulatedEpisodes:
         """Hand a turn over; its answer comes when that of the trace would."""
         response = self._lengths.response(turn.step, *turn.sample)
         spans = turns_of(response)
-        seconds = response.away_seconds * self._time_scale
-        answer = self._answer(turn, spans, seconds)
+        answer = self._answer(turn, spans, response.away_seconds * self._time_scale)
+        due = self._clock() + wait_of(response) * self._time_scale
         with self._changed:
-            heapq.heappush(self._due, (self._clock() + seconds / (len(spans) + 1), next(self._count), answer))
+            heapq.heappush(self._due, (due, next(self._count), answer))
             self._changed.notify()
 
     def ready(self, wait_seconds: float) -> list[Observation]:

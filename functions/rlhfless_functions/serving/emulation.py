@@ -28,7 +28,8 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_functions.data.prompts import Prompt, publish_prompts
-from rlhfless_functions.data.traces import TracedResponse, TraceLengths
+from rlhfless_functions.data.traces import TraceLengths
+from rlhfless_functions.data.turns import TracedResponse
 from rlhfless_functions.environments.emulated import EmulatedEpisodeMaker, read_lengths
 from rlhfless_functions.generation.engines.emulated import EmulatedEngine
 from rlhfless_functions.generation.stage import Generator

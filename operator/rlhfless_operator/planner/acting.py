@@ -25,7 +25,7 @@ class Acting:
 
 
 NO_ACTING = Acting()
-"""That of a sample without an environment."""
+"""A sample without an environment."""
 
 
 class ActingPredictor:

@@ -11,5 +11,6 @@ From the top down:
 - `asynchronous/`: the same for jobs that generate ahead of their learner.
 - `forecast`: the time and cost of a typical step.
 - `policies`: the systems that are compared. `global_ratio` is the rule of one of them, `divisions` how others divide.
-- `scenarios`, `traces`: the settings and the response lengths to simulate.
+- `scenarios`, `traces`: the settings and the response lengths to simulate. `episode`: the turns of a response that
+  acts. `acted`: what a policy has learnt of them.
 """

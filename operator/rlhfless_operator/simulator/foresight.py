@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rlhfless_operator.planner.acting import NO_ACTING, Acting
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.planner.step.generation import ExpectedSamples
@@ -22,6 +23,7 @@ class Foresight:
         responses: with their true lengths.
         estimates: learnt estimates, by prompt.
         longest: tokens at which responses are truncated.
+        acting: how samples of each prompt are expected to act; None without an environment.
     """
 
     def __init__(
@@ -30,8 +32,9 @@ class Foresight:
         responses: Sequence[Response],
         estimates: Mapping[int, LengthEstimate],
         longest: int,
+        acting: Mapping[int, Acting] | None = None,
     ) -> None:
-        self._settings, self._responses, self._longest = settings, responses, longest
+        self._settings, self._responses, self._longest, self._acting = settings, responses, longest, acting or {}
         truth = {each.key: float(each.length) for each in responses}
         self._truth = truth if "migration" in settings.told else {}
         self._long: dict[Key, float] = {}
@@ -55,13 +58,19 @@ class Foresight:
 
     def samples(self) -> ExpectedSamples:
         """Return the responses with the lengths that the plan expects."""
-        loads = [
-            SampleLoad(each.prompt, each.index, each.prompt_tokens, tokens)
-            for each, tokens in zip(self._responses, self.lengths(), strict=True)
-        ]
+        loads = [self._load(each, tokens) for each, tokens in zip(self._responses, self.lengths(), strict=True)]
         seen = sum(each.seen > 0 for each in self._estimates.values())
         known = "division" in self._settings.told or 2 * seen >= len(self._estimates)
         return ExpectedSamples(loads, self.runaways, self._longest, known)
+
+    def _load(self, response: Response, tokens: float) -> SampleLoad:
+        acts = self._acting.get(response.prompt, NO_ACTING).times(
+            tokens / max(1.0, self._estimates[response.prompt].mean)
+        )
+        if "division" in self._settings.told and response.episode is not None:
+            acts = response.episode.acting
+        context = response.prompt_tokens + round(acts.given_tokens)
+        return SampleLoad(response.prompt, response.index, context, tokens, acts.away_seconds)
 
     def lengths(self) -> list[float]:
         """Return the expected tokens of each response, for the division [responses]."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.moves.migration import Key, Migration, Move, Rule
-from rlhfless_operator.simulator.instance import Instance, Response
+from rlhfless_operator.simulator.instance import Instance, LettingGo, Response
 
 
 class FlushSchedule(Protocol):
@@ -44,6 +44,8 @@ class Handling:
     """Moment at which instances are ready to work; their start before that is charged but delays no sample."""
     failures_per_hour: float = 0.0
     """Instances lost per instance-hour."""
+    letting_go: LettingGo | None = None
+    """Terms on which an instance is let go while environments work; None if it is kept."""
     flush_seconds: float = 5.0
     """Longest time for which only the instance has its newest tokens."""
     flushes: Callable[[int, float], FlushSchedule] | None = None
@@ -59,6 +61,13 @@ class Held:
     begin: float
     end: float
     busy: float
+    let_go: float = 0.0
+    """Seconds of this time for which it was let go, because all of its responses were with their environments."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which it was held."""
+        return self.end - self.begin - self.let_go
 
 
 @dataclass
@@ -163,8 +172,12 @@ class _Stage:
     def _open(self, responses: list[Response], ready: float) -> str:
         """Start an instance that is ready at `ready`."""
         name = f"actor-{self._opened}"
+        profile, handling = self._profile, self._handling
         instance = Instance(
-            name, self._profile.latency, ready, max_batch=self._max_batch, kv_tokens=self._profile.kv_tokens
+            *(name, profile.latency, ready),
+            max_batch=self._max_batch,
+            kv_tokens=profile.kv_tokens,
+            letting_go=handling.letting_go,
         )
         instance.add(responses)
         self._instances[name] = instance
@@ -216,7 +229,7 @@ class _Stage:
         instance = self._instances.pop(name)
         self._untold.pop(name, None)
         self._version.pop(name, None)
-        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy))
+        self._result.held.append(Held(name, self._begun.pop(name), now, instance.busy, instance.let_go))
 
     def _tick(self, now: float) -> None:
         for name in list(self._instances):
@@ -275,11 +288,13 @@ class _Stage:
         assert move is not None
         running = max(1, len(instance.tokens()))
         responses = instance.remove(set(move.samples))
-        context = sum(each.prompt_tokens + each.tokens for each in responses) / len(responses)
+        context = sum(each.context for each in responses) / len(responses)
         # On average half of the time between two flushes is lost.
         gone = self._handling.flush_seconds / 2 / self._profile.latency.decode_seconds(running, context)
         for response in responses:
-            response.tokens = max(0.0, response.tokens - gone)
+            # What an environment was asked is stored.
+            stored = 0 if response.episode is None else response.episode.turn_begin
+            response.tokens = max(float(stored), response.tokens - gone)
         self._close(name, now)
         self._result.lost += 1
         successor = self._open(responses, now + self._start)

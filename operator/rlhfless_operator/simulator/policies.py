@@ -72,6 +72,8 @@ class PolicySettings:
     """Whether its forecast lets responses wait for room in a batch and in the KV cache."""
     paces: bool = True
     """Whether its learner begins and lets go by the groups that have come, and not by the forecast alone."""
+    lets_go: bool = False
+    """Whether it lets an instance go while environments work on all of its responses."""
     may_hold: bool = False
     """Whether it may hold GPUs with both models for whole steps if starts cost more."""
     restarts_receiver: bool = False
@@ -133,6 +135,7 @@ _OURS: dict[str, Any] = {
     "lengths": "learnt",
     "rule": _saving,
     "pause_seconds": PAUSE_SECONDS,
+    "lets_go": True,
 }
 
 

@@ -20,10 +20,11 @@ from rlhfless_operator.planner.step.overlap import TrainerPlan, TrainerRun, free
 from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.whole_step import StepPlan
+from rlhfless_operator.simulator.acted import Acted
 from rlhfless_operator.simulator.divisions import equal_shares, ranked_shares
 from rlhfless_operator.simulator.foresight import Foresight
 from rlhfless_operator.simulator.generation import GenerationRun, Handling, Held, run_generation
-from rlhfless_operator.simulator.instance import Response
+from rlhfless_operator.simulator.instance import LettingGo, Response
 from rlhfless_operator.simulator.own_stages import OwnStages, best_of, learner_sizes
 from rlhfless_operator.simulator.policies import PolicySettings
 from rlhfless_operator.simulator.scenarios import Scenario
@@ -73,6 +74,7 @@ class Run:
         # As the live loop's cost model.
         default = longest / 2 if settings.planning == "optimal" else longest / 4
         self._predictor = LengthPredictor(default_tokens=default, longest=longest)
+        self._acted = Acted()
         self._trainer: TrainerPlan | None = None
         self._foreseen: Mapping[int, float] = {}
         """Moment at which the plan expects each prompt's group."""
@@ -109,21 +111,18 @@ class Run:
         lengths = groups.lengths
         prompts = list(lengths)
         estimates = {prompt: self._predictor.predict(prompt, int(trace.prompt_tokens[prompt])) for prompt in prompts}
-        responses = [
-            Response(prompt, index, int(trace.prompt_tokens[prompt]), length)
-            for prompt in prompts
-            for index, length in enumerate(lengths[prompt])
-        ]
-        foresight = Foresight(settings, responses, estimates, scenario.lengths.longest)
+        responses = groups.responses(trace.prompt_tokens)
+        acting = {prompt: self._acted.predictor.predict(prompt, estimates[prompt].mean) for prompt in prompts}
+        foresight = Foresight(settings, responses, estimates, scenario.lengths.longest, acting)
         division, price = self._divide(responses, foresight)
         gpus = scenario.gpus if settings.holds_everything else len(division) * scenario.gpus_per_instance
         begun = self._begin_holding(gpus)
         generation = self._generate(responses, division, foresight, price, held=self._holds and begun == 0)
-        completions, work, preparation = self._groups(prompts, lengths, generation)
+        completions, work, preparation = self._groups(groups, generation)
         trainer = self._train(prompts, generation, completions, work, preparation)
         end = trainer.end
         self._trainer_gpus = trainer.gpus
-        held = sum(each.end - each.begin for each in generation.held) * scenario.gpus_per_instance
+        held = sum(each.seconds for each in generation.held) * scenario.gpus_per_instance
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
         total = gpus * end + begun if self._holds else held + trainer.gpu_seconds - self._kept(generation, trainer)
         if self._own is not None:
@@ -138,6 +137,7 @@ class Run:
         least = least_gpu_seconds(scenario, lengths, prompt_tokens, end, starts=starts, drafts=groups.epoch > 0)
         for prompt in prompts:
             self._predictor.observe(prompt, lengths[prompt], prompt_tokens[prompt])
+        self._acted.observe(groups)
         return StepResult(
             epoch=groups.epoch,
             seconds=end,
@@ -226,6 +226,7 @@ class Run:
         if isinstance(rule, Saving) and self._own is not None and self._trainer is not None:
             tokens = sum(each.prompt_tokens + each.expected_tokens for each in foresight.samples().loads)
             rule.learner = self._own.waiting_learner(tokens, self._preparers, self._trainer.begin)
+        start = profile.startup_seconds + profile.weight_load_seconds
         handling = Handling(
             rule=rule,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
@@ -233,6 +234,7 @@ class Run:
             pause_seconds=settings.pause_seconds,
             ready_seconds=profile.weight_load_seconds + (0.0 if hidden else profile.startup_seconds),
             failures_per_hour=scenario.failures_per_hour,
+            letting_go=LettingGo(start, start) if settings.lets_go else None,
         )
         shares = [[responses[i] for i in chosen] for chosen in division]
         return run_generation(
@@ -258,19 +260,17 @@ class Run:
         saved = [max(0.0, self._scenario.startup_seconds - (trainer.end - each.end)) for each in generation.held]
         return math.fsum(saved) * self._scenario.gpus_per_instance
 
-    def _groups(
-        self, prompts: Sequence[int], lengths: dict[int, list[int]], generation: GenerationRun
-    ) -> tuple[Floats, Floats, Floats]:
+    def _groups(self, groups: TraceStep, generation: GenerationRun) -> tuple[Floats, Floats, Floats]:
         """Return each group's moment of completion, its GPU-seconds of preparation and learning, and those of
         preparation alone [groups]."""
-        scenario = self._scenario
+        scenario, lengths = self._scenario, groups.lengths
         completions = np.array(
-            [max(generation.ends[prompt, index] for index in range(len(lengths[prompt]))) for prompt in prompts]
+            [max(generation.ends[prompt, index] for index in range(len(lengths[prompt]))) for prompt in lengths]
         )
         tokens = np.array(
             [
-                float(self._trace.prompt_tokens[prompt]) * len(lengths[prompt]) + sum(lengths[prompt])
-                for prompt in prompts
+                float(self._trace.prompt_tokens[prompt]) * len(group) + sum(group) + groups.given_tokens(prompt)
+                for prompt, group in lengths.items()
             ]
         )
         preparation = tokens * scenario.preparation_gpu_seconds(1.0)

@@ -1,11 +1,15 @@
 """Response lengths for the simulator: a generator with the published statistics, and traces of real runs."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlhfless_functions.data.turns import TracedResponse
+from rlhfless_operator.simulator.episode import Episode
+from rlhfless_operator.simulator.instance import Response
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,27 @@ class TraceStep:
     """Number of earlier visits of its prompts."""
     lengths: dict[int, list[int]]
     """Response tokens of each prompt's group."""
+    acted: Mapping[tuple[int, int], TracedResponse] = field(default_factory=dict)
+    """Turns of each sample, by prompt and place in its group; empty without an environment."""
+
+    def responses(self, prompt_tokens: NDArray[np.int64]) -> list[Response]:
+        """Return its fresh responses.
+
+        Args:
+            prompt_tokens: of every prompt.
+        """
+        return [
+            Response(
+                *(prompt, index, int(prompt_tokens[prompt]), length),
+                episode=Episode(self.acted[prompt, index]) if self.acted else None,
+            )
+            for prompt, group in self.lengths.items()
+            for index, length in enumerate(group)
+        ]
+
+    def given_tokens(self, prompt: int) -> int:
+        """Return the tokens that environments give to a prompt's samples."""
+        return sum(self.acted[prompt, index].given for index in range(len(self.lengths[prompt])) if self.acted)
 
 
 @dataclass(frozen=True)
@@ -68,6 +93,11 @@ class RecordedTrace:
     """[prompts]"""
     recorded: Sequence[TraceStep]
     """Steps in their order; not empty."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether its samples act in an environment."""
+        return bool(self.recorded[0].acted)
 
     @property
     def prompts(self) -> int:
@@ -168,7 +198,7 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
         ValueError: naming the file, the column and the remedy.
     """
     try:
-        from rlhfless_functions.data.traces import read_trace_rows
+        from rlhfless_functions.data.traces import read_trace_rows, responses_of
     except ModuleNotFoundError as error:
         raise ValueError(f"to read traces, pip install {error.name}") from error
 
@@ -177,7 +207,10 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
     prompt_tokens = np.zeros(len(prompts), dtype=np.int64)
     prompt_tokens[prompt] = rows.prompt_tokens
     if rows.step is not None:
-        return RecordedTrace(prompt_tokens, _recorded(rows.step, prompt, rows.sample, rows.response_tokens))
+        acted = responses_of(rows) if rows.turns is not None else []
+        return RecordedTrace(prompt_tokens, _recorded(rows.step, prompt, rows.sample, rows.response_tokens, acted))
+    if rows.turns is not None:
+        raise ValueError(f"{place} has turns and no column step: add step, or remove turns")
     epochs, epoch = np.unique(rows.epoch, return_inverse=True)
     samples, sample = np.unique(rows.sample, return_inverse=True)
     lengths = np.full((len(epochs), len(prompts), len(samples)), -1, dtype=np.int64)
@@ -192,16 +225,24 @@ def read_trace(place: str | Path) -> Trace | RecordedTrace:
 
 
 def _recorded(
-    step: NDArray[np.int64], prompt: NDArray[np.intp], sample: NDArray[np.int64], response_tokens: NDArray[np.int64]
+    step: NDArray[np.int64],
+    prompt: NDArray[np.intp],
+    sample: NDArray[np.int64],
+    response_tokens: NDArray[np.int64],
+    acted: Sequence[TracedResponse],
 ) -> list[TraceStep]:
     """Return the steps and each group's samples in order. A prompt that comes again begins a new epoch."""
     steps: dict[int, dict[int, list[int]]] = {}
+    turns: dict[int, dict[tuple[int, int], TracedResponse]] = {}
     for row in np.lexsort((sample, prompt, step)).tolist():
-        steps.setdefault(int(step[row]), {}).setdefault(int(prompt[row]), []).append(int(response_tokens[row]))
+        group = steps.setdefault(int(step[row]), {}).setdefault(int(prompt[row]), [])
+        if acted:
+            turns.setdefault(int(step[row]), {})[int(prompt[row]), len(group)] = acted[row]
+        group.append(int(response_tokens[row]))
     visits: dict[int, int] = {}
     recorded = []
-    for groups in steps.values():
-        recorded.append(TraceStep(min(visits.get(each, 0) for each in groups), groups))
+    for number, groups in steps.items():
+        recorded.append(TraceStep(min(visits.get(each, 0) for each in groups), groups, turns.get(number, {})))
         for each in groups:
             visits[each] = visits.get(each, 0) + 1
     return recorded

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import LinearLatency
-from rlhfless_operator.planner.step.loads import SampleLoad
+from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.planner.step.planning import InfeasibleError, Limits, Planner, plan
 
 LATENCY = LinearLatency(step_seconds=0.010, sequence_seconds=0.0002, context_seconds=2e-7, prefill_token_seconds=0.0001)
@@ -194,6 +196,43 @@ def test_the_kv_cache_bounds_how_much_runs_at_once():
     assert tight - roomy == pytest.approx(LATENCY.step_seconds * (10 * 100 * 200 / 400 - 100))
 
 
+away = st.lists(st.floats(0, 500), min_size=18, max_size=18)
+
+
+def with_away(samples, seconds):
+    return [replace(sample, away_seconds=each) for sample, each in zip(samples, seconds, strict=False)]
+
+
+@given(samples=groups_of_equals, seconds=away, most=st.integers(1, 4), weight=st.floats(0, 1))
+def test_a_sample_that_is_away_ends_later_by_as_much_and_its_actor_is_held(samples, seconds, most, weight):
+    acting = with_away(samples, seconds)
+    result = plan("cost", acting, LATENCY, Limits(max_instances=most), cost_weight=weight)
+    assert sum(len(share.samples) for share in result.shares) == len(samples)
+    for share in result.shares:
+        here = Loads(share.samples, LATENCY, kv_tokens=None, max_batch=None)
+        there = Loads(
+            [replace(each, away_seconds=0.0) for each in share.samples], LATENCY, kv_tokens=None, max_batch=None
+        )
+        everything = np.arange(len(share.samples))
+        ends = there.ends(everything, 0.0) + [each.away_seconds for each in share.samples]
+        assert here.ends(everything, 0.0) == pytest.approx(ends)
+        assert share.expected_seconds == pytest.approx(ends.max())
+    assert result.lower_bound_instance_seconds <= result.expected_instance_seconds * (1 + 1e-9)
+
+
+@given(samples=groups_of_equals, seconds=away, most=st.integers(1, 4), ratio=st.floats(1.0001, 4))
+def test_a_deadline_is_kept_where_samples_are_away(samples, seconds, most, ratio):
+    planner = Planner(with_away(samples, seconds), LATENCY, Limits(max_instances=most), 5.0)
+    assert planner.within_deadline(planner.least_seconds * ratio).expected_seconds <= planner.least_seconds * ratio
+
+
+def test_long_waits_make_few_instances_better():
+    samples = [sample for prompt in range(8) for sample in group(prompt, 500, 500)]
+    waits = [[replace(each, away_seconds=seconds) for each in samples] for seconds in (0.0, 60.0)]
+    at_once, away = (plan("cost", each, LATENCY, Limits(max_instances=8), cost_weight=0.1) for each in waits)
+    assert len(away.shares) < len(at_once.shares)
+
+
 def test_a_resumed_sample_pays_for_its_own_tokens_and_shares_its_prompt():
     samples = [SampleLoad(0, 0, 100, 50), SampleLoad(0, 1, 140, 10)]
     fresh = [SampleLoad(0, 0, 100, 50), SampleLoad(0, 1, 100, 10)]
@@ -208,6 +247,10 @@ def test_a_resumed_sample_pays_for_its_own_tokens_and_shares_its_prompt():
         ({"samples": []}, "samples is empty"),
         ({"samples": [SampleLoad(3, 1, 10, -5)]}, "expected_tokens of prompt 3, sample 1, is -5"),
         ({"samples": [SampleLoad(3, 1, 10, math.nan)]}, "expected_tokens of prompt 3, sample 1, is nan"),
+        (
+            {"samples": [SampleLoad(3, 1, 10, 5, -1.0)]},
+            "away_seconds of prompt 3, sample 1, is -1.0: .* 0 or more seconds",
+        ),
         ({"samples": [SampleLoad(3, 1, -10, 5)]}, "prompt_tokens of prompt 3, sample 1, is -10"),
         ({"samples": [SampleLoad(3, 1, 900, 5)]}, "prompt 3 alone has 900 tokens: raise it to at least 901"),
         ({"cost_weight": 1.5}, "cost_weight is 1.5.*nearest is 1"),

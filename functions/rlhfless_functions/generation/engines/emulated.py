@@ -17,7 +17,8 @@ import numpy as np
 
 from rlhfless_functions.api import DecodeCounts, EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceLengths
-from rlhfless_functions.environments.emulated import read_lengths, turns_of
+from rlhfless_functions.data.turns import turns_of
+from rlhfless_functions.environments.emulated import read_lengths
 from rlhfless_functions.generation.engines.base import (
     ComputedTokens,
     EngineRun,

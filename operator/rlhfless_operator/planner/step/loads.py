@@ -92,10 +92,10 @@ class Loads:
         self.prompt = np.fromiter(map(attrgetter("prompt"), samples), np.int64, count)
         self.context = np.fromiter(map(attrgetter("prompt_tokens"), samples), np.float64, count)
         self.length = np.fromiter(map(attrgetter("expected_tokens"), samples), np.float64, count)
+        self.away = np.fromiter(map(attrgetter("away_seconds"), samples), np.float64, count)
         self._check(kv_tokens)
         self.lines = _search_lines(latency, self.context, self.length, max_batch)
         """Linear models to search plans with. No share takes longer than any of them says."""
-        self.away = np.fromiter(map(attrgetter("away_seconds"), samples), np.float64, count)
         self.longest_away = float(self.away.max())
         """Longest time that a sample is with its environment, in seconds."""
         self.linear = len(latency.lines) == 1 and not self.longest_away
@@ -346,13 +346,14 @@ class Loads:
         )
 
     def _check(self, kv_tokens: int | None) -> None:
-        for name, column in (("prompt_tokens", self.context), ("expected_tokens", self.length)):
+        columns = ("prompt_tokens", self.context), ("expected_tokens", self.length), ("away_seconds", self.away)
+        for name, column in columns:
             bad = np.flatnonzero(~(column >= 0) | ~np.isfinite(column))
             if len(bad):
                 sample = self.samples[int(bad[0])]
                 raise ValueError(
                     f"{name} of prompt {sample.prompt}, sample {sample.index}, is {getattr(sample, name)}:"
-                    f" give a number of 0 or more tokens"
+                    f" give a number of 0 or more {name.rpartition('_')[2]}"
                 )
         if kv_tokens is not None and self.context.max() >= kv_tokens:
             sample = self.samples[int(self.context.argmax())]

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlhfless_functions.data.turns import TracedResponse
 from rlhfless_operator.planner.groups.staleness import staleness
 from rlhfless_operator.planner.latency.linear import InstanceProfile
+from rlhfless_operator.simulator.episode import Episode
 from rlhfless_operator.simulator.instance import Instance, Response
 from rlhfless_operator.simulator.scenarios import Scenario
 from rlhfless_operator.simulator.traces import RecordedTrace, Trace
@@ -22,16 +24,26 @@ class Group:
     prompt: int
     prompt_tokens: int
     lengths: tuple[int, ...]
-    """Tokens of each response."""
+    """Sampled tokens of each response."""
+    acted: tuple[TracedResponse, ...] = ()
+    """Turns of each response; empty without an environment."""
 
     @property
     def tokens(self) -> int:
         """Tokens of all samples, prompts included."""
-        return self.prompt_tokens * len(self.lengths) + sum(self.lengths)
+        return self.prompt_tokens * len(self.lengths) + sum(self.lengths) + sum(each.given for each in self.acted)
 
     def responses(self) -> list[Response]:
         """Return fresh responses. Their prompt is the visit's number, because new weights void old keys and values."""
-        return [Response(self.number, index, self.prompt_tokens, length) for index, length in enumerate(self.lengths)]
+        return [
+            Response(self.number, index, self.prompt_tokens, length, episode=episode_of(self.acted, index))
+            for index, length in enumerate(self.lengths)
+        ]
+
+
+def episode_of(acted: Sequence[TracedResponse], index: int) -> Episode | None:
+    """Return the fresh episode of a response; None if it acts in no environment."""
+    return Episode(acted[index]) if acted else None
 
 
 ShareEnds = Sequence[tuple[float, int]]
@@ -67,7 +79,10 @@ def draw_steps(scenario: Scenario, trace: Trace | RecordedTrace, seed: int) -> I
     while True:
         for step in trace.steps(scenario.prompts_per_step, random):
             yield [
-                Group(next(numbers), prompt, int(trace.prompt_tokens[prompt]), tuple(lengths))
+                Group(
+                    *(next(numbers), prompt, int(trace.prompt_tokens[prompt]), tuple(lengths)),
+                    tuple(step.acted[prompt, index] for index in range(len(lengths)) if step.acted),
+                )
                 for prompt, lengths in step.lengths.items()
             ]
 
