@@ -6,7 +6,7 @@ from rlhfless_functions.settings import Settings
 
 
 class InstanceRange(Settings):
-    """How many generation instances a step may use."""
+    """Number of generation instances that a step may use."""
 
     min: int = Field(default=1, ge=1)
     """Fewest instances of a step."""

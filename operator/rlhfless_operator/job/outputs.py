@@ -23,7 +23,7 @@ class CheckpointsSpec(Settings):
 
 
 class ArtifactsSpec(Settings):
-    """Where the job's outputs are stored."""
+    """Place of the job's outputs."""
 
     uri: str = Field(default="runs", min_length=1)
     """Folder or fsspec URI. The job writes into a subfolder with its name. A relative path is relative to the working
@@ -50,7 +50,7 @@ class MlflowSpec(Settings):
 
 
 class TrackingSpec(Settings):
-    """Where metrics are sent, besides `metrics.jsonl`, which is always written."""
+    """Destinations of metrics, besides `metrics.jsonl`, which is always written."""
 
     tensorboard: bool = False
     """Write TensorBoard event files beside the job's artifacts."""

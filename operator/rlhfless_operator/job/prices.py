@@ -22,7 +22,7 @@ class StagePricesSpec(Settings):
 
 
 class PricesSpec(Settings):
-    """What instances cost. `stages` sets the price of a stage's instance. Without it, an instance with GPUs costs their
+    """Prices of instances. `stages` sets the price of a stage's instance. Without it, an instance with GPUs costs their
     number times the price of its accelerator, if accelerators have prices. All other instances cost `instanceHour`.
     `budget.gpuHours` explains how many GPUs an instance has."""
 
@@ -48,7 +48,7 @@ class PricesSpec(Settings):
 
 
 class BudgetSpec(Settings):
-    """What the job may spend: `money`, `gpuHours` or both. Before a step that would exceed the budget, the job is
+    """Most that the job may spend: `money`, `gpuHours` or both. Before a step that would exceed the budget, the job is
     suspended, and also in the middle of a step that has. It continues once you raise the budget."""
 
     money: PositiveMoney | None = None

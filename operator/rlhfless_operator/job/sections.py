@@ -128,7 +128,7 @@ class MigrationSpec(Settings):
 
 
 class PlanningSpec(Settings):
-    """How a step's samples are divided among instances."""
+    """Division of a step's samples among instances."""
 
     policy: Literal["even", "cost"] = "cost"
     """`even` splits the prompts evenly over all instances, and `cost` chooses the cheapest plan for the predicted
@@ -196,7 +196,7 @@ class JobFields(Settings):
     environment: EnvironmentSpec | None = None
     """What the model acts in, in several turns; by default a response is a single turn."""
     sampling: SamplingSettings = SamplingSettings()
-    """How responses are sampled."""
+    """Sampling of responses."""
     batch: BatchSettings = BatchSettings()
     """Size of a step, and how it is divided for learning."""
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -219,19 +219,19 @@ class JobFields(Settings):
     learning: LearningSpec = LearningSpec()
     """The instance that learns."""
     planning: PlanningSpec = PlanningSpec()
-    """How a step's samples are divided among instances."""
+    """Division of a step's samples among instances."""
     prices: PricesSpec = PricesSpec()
-    """What instances cost."""
+    """Prices of instances."""
     budget: BudgetSpec | None = None
-    """What the job may spend; by default there is no limit. You may change it at any time, even while the job runs."""
+    """Most that the job may spend; by default there is no limit. You may change it at any time, even while the job runs."""
     evaluation: EvaluationSpec | None = None
     """Evaluation on held-out prompts; by default there is none."""
     checkpoints: CheckpointsSpec = CheckpointsSpec()
     """When checkpoints are written and how many are kept."""
     artifacts: ArtifactsSpec = ArtifactsSpec()
-    """Where the job's outputs are stored."""
+    """Place of the job's outputs."""
     tracking: TrackingSpec = TrackingSpec()
-    """Where metrics go."""
+    """Destinations of metrics."""
     limits: LimitsSpec = LimitsSpec()
     """When work is given to another instance, and when the job gives up."""
     rehearsal: RehearsalSpec | None = None

@@ -1,4 +1,4 @@
-"""What a policy has learnt of how samples act in their environments."""
+"""A policy's knowledge of how samples act in their environments."""
 
 from rlhfless_operator.planner.acting import NO_ACTING, Acting, ActingPredictor
 from rlhfless_operator.simulator.traces import TraceStep
