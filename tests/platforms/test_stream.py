@@ -17,6 +17,7 @@ from rlhfless_functions.api import (
     Heartbeat,
     LearnRequest,
     Leave,
+    Line,
     RunRequest,
     SampleTask,
     Started,
@@ -322,3 +323,30 @@ async def test_a_stream_counts_until_it_ends(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(InstanceLostError):
             await events_of(url)
     assert open_streams == [1, 2, 1]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_line_that_can_not_be_made_ends_the_stream_with_its_error(begun: bool) -> None:
+    """The instance hears nothing more, and would wait for lines as long as the driver waits for events."""
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if begun:
+            await response.prepare(request)
+            await response.write(STARTED)
+        with contextlib.suppress(Exception):
+            await request.content.read()
+        await asyncio.sleep(60)
+        return response
+
+    def change(line: Line) -> Line:
+        raise KeyError("no such share")
+
+    request = live_request()
+    async with serving(run) as url:
+        asking = asyncio.create_task(events_of(url, request=request.with_lines(change)))
+        await asyncio.sleep(0.2)
+        request.send(Leave(sink="0"))
+        with pytest.raises(KeyError, match="no such share"):
+            async with asyncio.timeout(10):
+                await asking

@@ -223,7 +223,7 @@ class JobFields(Settings):
     prices: PricesSpec = PricesSpec()
     """Prices of instances."""
     budget: BudgetSpec | None = None
-    """Most that the job may spend; by default there is no limit. You may change it at any time, even while the job runs."""
+    """Most that the job may spend; by default there is no limit. You may change it at any time, even while it runs."""
     evaluation: EvaluationSpec | None = None
     """Evaluation on held-out prompts; by default there is none."""
     checkpoints: CheckpointsSpec = CheckpointsSpec()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import aiohttp
 
@@ -77,7 +77,17 @@ async def run_task(
     stream = object()
     _open.add(stream)
     rarer = with_rarer_progress(request, len(_open))
-    body = rarer.body() if isinstance(rarer, LiveRequest) else rarer.model_dump_json().encode()
+    response: aiohttp.ClientResponse | None = None
+    fault: Exception | None = None
+
+    def broken(error: Exception) -> None:
+        # aiohttp swallows the error of a body, and the stream would go on without the rest of its lines.
+        nonlocal fault
+        fault = error
+        if response is not None:
+            response.close()
+
+    body = _watched(rarer.body(), broken) if isinstance(rarer, LiveRequest) else rarer.model_dump_json().encode()
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     if host is not None:
         headers["host"] = host
@@ -108,11 +118,25 @@ async def run_task(
         finally:
             response.release()
     except (aiohttp.ClientError, ConnectionError) as error:
+        if fault is not None:
+            raise fault from None
         raise InstanceLostError(f"{type(error).__name__}: {error}") from error
     except TimeoutError as error:
         raise InstanceSilentError(f"the instance was silent for {patience:g} s") from error
     finally:
         _open.discard(stream)
+
+
+async def _watched(
+    body: AsyncGenerator[bytes, None], broken: Callable[[Exception], None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield a body, and tell an error that ends it."""
+    try:
+        async for piece in body:
+            yield piece
+    except Exception as error:
+        broken(error)
+        raise
 
 
 def with_rarer_progress(request: RunRequest, streams: int) -> RunRequest:
