@@ -156,6 +156,27 @@ def test_runaways_that_no_sample_is_planned_as_keep_groups_under_way() -> None:
     assert StepWork.of(planned, {0: 0.5}, 4000.0) == StepWork.of(planned)
 
 
+def acting(away: float) -> StepWork:
+    return StepWork.of([SampleLoad(prompt, index, 200, 1000.0, away) for prompt in range(64) for index in range(8)])
+
+
+def test_samples_that_are_away_leave_smaller_batches() -> None:
+    here, quick, slow = (split(5.0, weight=0.1, work=acting(seconds)) for seconds in (0.0, 5.0, 500.0))
+    assert here.generation < quick.generation < slow.generation
+    assert slow.actors < here.actors, "batches of few samples are no quicker on more actors"
+
+
+@given(away=st.floats(0, 10_000), ahead=st.integers(1, 4), weight=st.floats(0, 1), learning=st.floats(0, 200))
+def test_a_group_is_under_way_for_as_long_as_it_is_decoded_and_away(
+    away: float, ahead: int, weight: float, learning: float
+) -> None:
+    """By Little's law: no more groups are under way than staleness allows."""
+    found = split(learning, weight=weight, ahead=ahead, work=acting(away))
+    under_way = 64 * (ahead + 0.5)
+    assert found.seconds * under_way / 64 >= away + 1000 * LATENCY.step_seconds
+    assert 0 < found.batch <= found.places
+
+
 def test_actors_stay_where_others_are_hardly_better() -> None:
     best = split().actors
     assert split(now=best + 1).actors == best + 1, f"a gain below {STAYS:.0%}"

@@ -16,6 +16,9 @@ takes τ seconds, and a step has W tokens. So generation allows
 
 and besides it pays for prompts and for new weights. G rises with P, and this P falls as n rises, so there is one
 solution. More actors have smaller batches, whose passes are shorter but cost more for each token.
+
+Samples that are with their environments are generated, but not decoded. If a group's longest response takes d seconds
+of decoding and is away for a seconds, the part d / (d + a) of them is in the batches.
 """
 
 import math
@@ -32,6 +35,7 @@ from rlhfless_operator.planner.step.preparers import PreparerChoice, matching_pr
 STAYS = 0.05
 """Smallest gain, as a share, for which the number of actors changes. Measured rates vary."""
 _BISECTIONS = 32
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class StepWork:
     """Mean tokens in the context of a sample, over all passes."""
     group_samples: int
     """Most samples of a group."""
+    longest: float = 0.0
+    """Tokens of a group's longest response, on average."""
+    away: float = 0.0
+    """Seconds that samples of a group are with their environments until its last one ends, on average."""
 
     @classmethod
     def of(
@@ -63,7 +71,8 @@ class StepWork:
         prompts, numbers = np.unique([load.prompt for load in loads], return_inverse=True)
         lengths = np.array([max(1.0, load.expected_tokens) for load in loads])
         contexts = np.array([float(load.prompt_tokens) for load in loads])
-        longest, first = np.zeros(len(prompts)), np.zeros(len(prompts))
+        longest, first, away = np.zeros(len(prompts)), np.zeros(len(prompts)), np.zeros(len(prompts))
+        np.maximum.at(away, numbers, np.array([load.away_seconds for load in loads]))
         np.maximum.at(longest, numbers, lengths)
         np.maximum.at(first, numbers, contexts)
         work = lengths * (contexts + lengths / 2)
@@ -84,7 +93,22 @@ class StepWork:
             running=tokens / float(longest.sum()),
             context=passed / tokens,
             group_samples=int(np.bincount(numbers).max()),
+            longest=float(longest.mean()),
+            away=float(away.mean()),
         )
+
+    def decoding(self, passes: Callable[[float], float], most: float) -> float:
+        """Return the samples of an actor that are decoded at a time, of so many if none were with their environments.
+
+        Args:
+            passes: samples → seconds of a pass.
+        """
+        samples = most
+        # A smaller batch is quicker, and so its samples are away for a larger part of the time.
+        for _ in range(_ROUNDS if self.away else 0):
+            decode = self.longest * passes(samples)
+            samples = most * decode / (decode + self.away)
+        return samples
 
 
 @dataclass(frozen=True)
@@ -191,15 +215,18 @@ def _split(
     places = _places(work, actors, count, steps_ahead)
     lag = learner.seconds if learner.lag is None else learner.lag
 
+    def passes(samples: float) -> float:
+        line = actors.latency.at(samples, work.context)
+        return line.step_seconds + samples * (line.sequence_seconds + line.context_seconds * work.context)
+
     def batch(period: float) -> float:
         groups = work.groups * (steps_ahead + 0.5 - min(1.0, lag / period))
-        return max(1 / count, min(float(places), groups * work.running / count))
+        there = max(1 / count, groups * work.running / count)
+        return min(float(places), work.decoding(passes, there))
 
     def least(period: float) -> float:
         samples = batch(period)
-        line = actors.latency.at(samples, work.context)
-        passes = line.step_seconds + samples * (line.sequence_seconds + line.context_seconds * work.context)
-        decoding = work.tokens * passes / (samples * count)
+        decoding = work.tokens * passes(samples) / (samples * count)
         anew = samples * work.context if actors.recomputes else 0.0
         prefill = actors.latency.prefill_token_seconds * (work.prompt_tokens / count + anew)
         return decoding + prefill + actors.renewal_seconds
