@@ -85,7 +85,10 @@ class Rollout:
             learner_preload=None,
             requests=SimpleNamespace(learns_in_pieces=follows),
             prompts=SimpleNamespace(tokens=lambda purpose: [0] * GROUPS),
-            spec=SimpleNamespace(sampling=SimpleNamespace(max_response_tokens=LONGEST), environment=object()),
+            spec=SimpleNamespace(
+                sampling=SimpleNamespace(max_response_tokens=LONGEST),
+                environment=None if away is None and "environment/token" not in known else object(),
+            ),
         )
         planned = SimpleNamespace(expected_generation_seconds=33.0)
         estimates = {prompt: LengthEstimate(100.0, 0.0, 1) for prompt in self.remaining}
@@ -163,6 +166,23 @@ async def test_a_prompt_whose_samples_were_away_for_long_is_expected_late() -> N
     rollout.finishes(3)
     await rollout.look()
     assert rollout.forecasts[-1] == 5.0 + 2.0
+
+
+async def test_the_first_rollout_shows_how_long_environments_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known of them. Other stages would be started as if samples were nearly finished."""
+    now = [100.0]
+    rollout = Rollout({}, away={})
+    monkeypatch.setattr(rollout_watch.time, "monotonic", lambda: now[0])
+    rollout.begins()
+    watching = asyncio.create_task(rollout.watch._watch())
+    await asyncio.sleep(0)
+    watching.cancel()
+    now[0] += 20.0
+    rollout.reports(10, 90.0)
+    assert rollout.watch._generation_seconds() == pytest.approx(9.0 + 90 * 2.0), "10 tokens in 20 s"
+    rollout.finishes(3)
+    rollout.generated.acting[3, 0] = Acting(50.0, 0.0)
+    assert rollout.watch._generation_seconds() == pytest.approx(9.0 + 90 * 0.5), "a finished one was away for 50 s"
 
 
 async def test_preparation_that_takes_longer_than_generation_decides_on_the_end() -> None:

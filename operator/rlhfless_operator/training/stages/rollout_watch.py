@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from statistics import fmean
 
 from rlhfless_functions.api import Purpose
 from rlhfless_operator.planner.moves.migration import Actor, Key, Migration, Unfinished
@@ -70,6 +71,7 @@ class RolloutWatch:
         self._prepares = False
         self._is_generated = False
         self._chunk_seconds = 0.0
+        self._begun = time.monotonic()
         self._done, self._works_since = 0, 0.0
         """Groups that were prepared at the last look, and the moment since which instances prepare more."""
 
@@ -91,7 +93,7 @@ class RolloutWatch:
         await self._may_prepare()
 
     async def _watch(self) -> None:
-        begun = time.monotonic()
+        begun = self._begun = time.monotonic()
         while True:
             looked = time.monotonic()
             # The first assesses the samples.
@@ -132,9 +134,20 @@ class RolloutWatch:
         proportion to the tokens that are left."""
         left = dict[int, float]()
         if self._run.spec.environment is not None:
+            seen = None if any(self._away_token.values()) else self._away_so_far()
             for (prompt, _), sample in self._samples:
-                left[prompt] = max(left.get(prompt, 0.0), sample.remaining * self._away_token[prompt])
+                token = self._away_token[prompt] if seen is None else seen
+                left[prompt] = max(left.get(prompt, 0.0), sample.remaining * token)
         return left
+
+    def _away_so_far(self) -> float:
+        """Return the seconds away for each token, as a rollout shows it of which nothing was known: by the samples that
+        are finished, or else by how slowly the others get their tokens."""
+        acted, lengths = self._generated.acting, self._generated.lengths
+        if acted:
+            return sum(each.away_seconds for each in acted.values()) / max(1, sum(lengths[key] for key in acted))
+        tokens = [sample.tokens for _, sample in self._samples]
+        return (time.monotonic() - self._begun) / max(1.0, fmean(tokens)) if tokens else 0.0
 
     def _generation_seconds(self) -> float:
         if self._is_generated:
