@@ -112,14 +112,18 @@ def in_stage(stage: str, storage: Storage, root: str) -> Callable[[dict[str, Any
     Args:
         root: the job's folder.
     """
-    # These stages may take less than a look at the status, so they are waited for where they are written down.
-    written = {"preparation": f"{root}/batches/step-000002", "learning": f"{root}/results/step-000002/batch.json"}
+    # A stage may take less than a look at the status, so it is waited for where it is written down.
+    written = {
+        "generation": f"{root}/rollouts/step-000002",
+        "preparation": f"{root}/batches/step-000002",
+        "learning": f"{root}/results/step-000002/batch.json",
+    }[stage]
 
     def is_there(status: dict[str, Any]) -> bool:
-        if stage in written:
-            looks = f"ls {written[stage]} 2>/dev/null | grep -q . && echo there && exit; sleep 0.1"
-            return bool(storage.run("sh", "-c", f"for each in $(seq 100); do {looks}; done").strip())
-        return status.get("step", 0) >= 1 and status.get("stage") == stage
+        if stage == "generation" and status.get("step", 0) >= 1 and status.get("stage") == stage:
+            return True
+        looks = f"ls {written} 2>/dev/null | grep -q . && echo there && exit; sleep 0.1"
+        return bool(storage.run("sh", "-c", f"for each in $(seq 100); do {looks}; done").strip())
 
     return is_there
 
