@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.audit import Replayer, prompts_of
 from harness.chart import Chart
 from harness.images import ROOT
-from harness.jobs import Jobs, PodCounts, finish_as
+from harness.jobs import Jobs, PodCounts, finish_as, steps_of
 from harness.kubectl import Kubectl, is_ready
 from harness.storage import Storage
 
@@ -156,7 +157,7 @@ def test_the_weights_are_those_of_the_laptop_after_a_kill_in_mid_episode(
     labels = {"rlhfless.io__job": "acting", "rlhfless.io__stage": "environment"}
 
     def acts() -> str | None:
-        ready = [pod["metadata"]["name"] for pod in jobs.kubectl.list("pods", **labels) if is_ready(pod)]
+        ready = ready_pods(jobs, labels)
         return ready[0] if ready and jobs.status("acting").get("stage") == "generation" else None
 
     victim = jobs.kubectl.wait_until("samples act", acts, 300)
@@ -223,6 +224,31 @@ def _alone(jobs: Jobs, job: str) -> bool:
     pods = jobs.kubectl.list("pods", **{"rlhfless.io__job": job})
     there = {pod["metadata"]["labels"]["rlhfless.io/stage"] for pod in pods if is_ready(pod)}
     return there == {"shelter"}
+
+
+def test_rollouts_go_ahead_while_others_act_and_kills_lose_no_group(
+    jobs: Jobs, storage: Storage, replayer: Replayer
+) -> None:
+    name, steps = "ahead-acting", 4
+    job = document(name, "tools", openenv("/files/servers"), steps=steps)
+    job["spec"] |= {"async": {"maxStaleness": 1}, "checkpoints": {"keepRollouts": True, "everySteps": 2}}
+    jobs.apply(job)
+    root = storage.job(name)
+    for done, victim in enumerate(("environment", "generation"), start=1):
+        jobs.wait(name, f"step {done} is done", lambda status, done=done: status.get("step", 0) >= done, 600)
+        labels = {"rlhfless.io__job": name, "rlhfless.io__stage": victim}
+        pods = jobs.kubectl.wait_until(f"a pod of {victim}", lambda labels=labels: ready_pods(jobs, labels), 300)
+        jobs.kubectl("delete", "pod", pods[0], "--grace-period=0", "--force")
+    jobs.wait_succeeded(name, 1200)
+    assert steps_of(storage, root) == list(range(1, steps + 1))
+    prompts_of(storage, root, steps=steps, staleness=1, size=(4, 4))
+    assert "the same weights bit for bit" in replayer.replay(root)
+    jobs.delete(name)
+
+
+def ready_pods(jobs: Jobs, labels: dict[str, str]) -> list[str]:
+    """Names of the pods with these labels that are ready."""
+    return [pod["metadata"]["name"] for pod in jobs.kubectl.list("pods", **labels) if is_ready(pod)]
 
 
 def test_a_server_that_never_listens_ends_the_job_with_the_reason(jobs: Jobs) -> None:

@@ -12,13 +12,22 @@ PROMPTS, SAMPLES = 8, 8
 _POD = "replayer"
 
 
-def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int, switches: bool = False) -> list[list[int]]:
+def prompts_of(
+    storage: Storage,
+    folder: str,
+    *,
+    steps: int,
+    staleness: int,
+    switches: bool = False,
+    size: tuple[int, int] = (PROMPTS, SAMPLES),
+) -> list[list[int]]:
     """The prompts that each rollout of a job drew, by its journal. Steps are checked to have learnt from all of them.
 
     Args:
         folder: the job's, for `Storage`.
         staleness: the most that there may be.
         switches: whether newer weights than those that a rollout began with may have sampled a group.
+        size: prompts of a step, and samples of a prompt.
     """
     begun, taken = (_entries(storage, folder, kind) for kind in ("begun", "taken"))
     assert [entry["step"] for entry in begun] == [entry["step"] for entry in taken] == list(range(1, steps + 1))
@@ -29,9 +38,9 @@ def prompts_of(storage: Storage, folder: str, *, steps: int, staleness: int, swi
             assert version <= group["version"] <= (entry["base"] if switches else version)
             assert 0 <= entry["base"] - group["version"] <= staleness
         groups = sorted(group["prompt"] for group in entry["groups"])
-        assert len(groups) == PROMPTS
+        assert len(groups) == size[0]
         learnt = sorted((sample["prompt"], sample["index"]) for sample in entry["batch"]["samples"])
-        assert learnt == sorted((prompt, index) for prompt in groups for index in range(SAMPLES)), "groups are whole"
+        assert learnt == sorted((prompt, index) for prompt in groups for index in range(size[1])), "groups are whole"
     drawn = sorted((entry["step"], prompt) for entry in begun for prompt in entry["prompts"])
     assert sorted((group["rollout"], group["prompt"]) for entry in taken for group in entry["groups"]) == drawn
     return [sorted(entry["prompts"]) for entry in begun]
