@@ -58,7 +58,8 @@ class ActingPredictor:
         """
         if known and (found := self._prompts.get(prompt)) is not None:
             return found
-        return self._by_token().times(tokens)
+        by_token = self._by_token()
+        return NO_ACTING if by_token == NO_ACTING else by_token.times(tokens)
 
     def state(self) -> list[list[float]]:
         """Return everything that `restore` needs, as JSON values."""

@@ -78,6 +78,8 @@ class ExpectedSamples:
 
 def _load(group: ExpectedGroup, index: int, tokens: float) -> SampleLoad:
     """Return a response of a group. What its environment gives is read and kept, and never decoded."""
+    if group.acting is NO_ACTING:
+        return SampleLoad(group.prompt, index, group.prompt_tokens, tokens)
     mean = group.estimate.mean
     acts = group.acting.times(tokens / mean) if mean > 0 else group.acting
     return SampleLoad(group.prompt, index, group.prompt_tokens + round(acts.given_tokens), tokens, acts.away_seconds)
