@@ -16,8 +16,6 @@ def _actors_share_no_prefixes(spec: JobFields) -> str | None:
 def _switching_is_possible(spec: JobFields) -> str | None:
     if spec.asynchronous is None or spec.asynchronous.new_weights != "switch":
         return None
-    if spec.rehearsal is not None:
-        return "a rehearsal has no weights to switch to; write finish, or remove rehearsal"
     kl = spec.algorithm.resolved().kl
     if kl is not None and kl.coefficient > 0 and kl.placement == "reward":
         return (
@@ -59,13 +57,12 @@ def _stale_samples_are_corrected(spec: JobFields) -> str | None:
 ASYNC_RULES = (
     Rule(
         "async.newWeights",
-        ("async", "rehearsal", "algorithm"),
+        ("async", "algorithm"),
         _switching_is_possible,
         CelRule(
-            "!has(self.async) || self.async.newWeights != 'switch' || !has(self.rehearsal) &&"
-            " (!has(self.algorithm.kl) || self.algorithm.kl.coefficient == 0.0 ||"
-            " self.algorithm.kl.placement != 'reward')",
-            "async.newWeights: switch can't be combined with rehearsal or algorithm.kl.placement: reward",
+            "!has(self.async) || self.async.newWeights != 'switch' || !has(self.algorithm.kl) ||"
+            " self.algorithm.kl.coefficient == 0.0 || self.algorithm.kl.placement != 'reward'",
+            "async.newWeights: switch can't be combined with algorithm.kl.placement: reward",
         ),
     ),
     Rule(

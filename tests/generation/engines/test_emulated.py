@@ -288,6 +288,29 @@ def test_new_weights_are_loaded_once_and_forget_what_was_computed(trace: str) ->
     assert run.computed.prompt == 1
 
 
+def test_unfinished_responses_keep_what_was_computed_through_new_weights_if_asked(trace: str) -> None:
+    numbers = {"step_seconds": 1.0, "sequence_seconds": 0.0, "context_seconds": 0.0, "prefill_token_seconds": 10.0}
+    *tasks, fresh = [task for task in share(samples=1) if wanted(0, task.prompt, task.index) > 6][:3]
+    contexts = sum(len(task.prompt_tokens) + 5 for task in tasks)
+
+    def prefilled(keep: bool, others: list[SequenceTask]) -> float:
+        """Return the tokens that are computed once there are newer weights, after five of each response."""
+        engine, clock = engine_of(trace, **numbers)
+        run = engine.start(tasks, SAMPLING, None, keep_kv_cache=keep)
+        for _ in range(5):
+            run.step()
+        rest = continued(tasks, run.unfinished())
+        engine.load(MODEL, WeightsReference(version=1, uri="w1"))
+        begun = clock.now
+        engine.start([*rest, *others], SAMPLING, None, keep_kv_cache=keep).step()
+        return (clock.now - begun - 1.0) / 10.0
+
+    assert prefilled(True, []) == pytest.approx(0)
+    assert prefilled(False, []) == pytest.approx(contexts)
+    # A response that begins now has nothing of the older weights.
+    assert prefilled(True, [fresh]) == pytest.approx(len(fresh.prompt_tokens))
+
+
 # --- what it refuses ---------------------------------------------------------------------------------------------
 
 

@@ -315,10 +315,6 @@ def test_a_run_that_has_not_kept_its_batches_is_not_replayed(tiny_job: MakeJob) 
             r"spec\.async\.newWeights: with switch .*; write finish, or algorithm\.kl\.placement: loss",
         ),
         (
-            {"async": {"newWeights": "switch"}, "rehearsal": {"trace": "run", "gpu": "H100"}},
-            r"spec\.async\.newWeights: a rehearsal has no weights to switch to; write finish, or remove rehearsal",
-        ),
-        (
             {"async": {}, "algorithm": {"name": "grpo", "importanceSampling": {"mode": "none"}}},
             r"spec\.algorithm\.importanceSampling\.mode: without a correction, async .*; write truncate or mask, or",
         ),

@@ -97,10 +97,24 @@ def test_a_rehearsal_goes_through_all_steps_with_the_lengths_of_its_trace(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_staleness", [1, 2])
+@pytest.mark.parametrize(
+    "asynchronous",
+    [
+        {"maxStaleness": 1},
+        {"maxStaleness": 2},
+        {"maxStaleness": 2, "newWeights": "switch"},
+        {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep"},
+    ],
+    ids=lambda each: "-".join(map(str, each.values())),
+)
 def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
-    rehearsal_job: MakeJob, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+    rehearsal_job: MakeJob,
+    trace: Trace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asynchronous: dict[str, Any],
 ) -> None:
+    max_staleness = asynchronous["maxStaleness"]
     rollouts: dict[int, StepBatch] = {}
     keep_rollout = StepJournal.keep_rollout
 
@@ -109,7 +123,7 @@ def test_an_asynchronous_rehearsal_learns_from_what_its_trace_has(
         keep_rollout(journal, number, rollout)
 
     monkeypatch.setattr(StepJournal, "keep_rollout", observe)
-    summary = run_job(rehearsal_job(spec={"async": {"maxStaleness": max_staleness}}))
+    summary = run_job(rehearsal_job(spec={"async": asynchronous}))
     assert (summary["phase"], summary["steps"]) == ("Succeeded", 2 * EPOCHS)
     folder = tmp_path / "runs" / "rehearsal"
     visits = dict.fromkeys(range(PROMPTS), 0)

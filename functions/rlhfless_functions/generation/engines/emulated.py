@@ -68,6 +68,8 @@ class EmulatedEngine:
         self._cached: dict[SequenceKey, int] = {}
         self._cached_prompts: set[int] = set()
         self._run: EmulatedBatch | None = None
+        self._changed = False
+        """Whether all that is cached is of other weights."""
 
     def load(self, model: ModelSettings, weights: WeightsReference, prefetched: object | None = None) -> None:
         """Take the time of loading these weights, unless they are loaded.
@@ -80,9 +82,7 @@ class EmulatedEngine:
         started = max(self._clock(), self._listens_at)
         if self._lengths is None:
             self._lengths = read_lengths(self._emulation)
-        self._weights = weights
-        self._run = None
-        self._cached, self._cached_prompts = {}, set()
+        self._weights, self._changed = weights, True
         until = started + self._emulation.weight_load_seconds * self._emulation.time_scale
         self._sleep(max(0.0, until - self._clock()))
 
@@ -104,8 +104,9 @@ class EmulatedEngine:
         keep_kv_cache: bool = False,
         growth: Growth | None = None,
     ) -> "EmulatedBatch":
-        """Open a run. Keys and values are as good with any weights.
+        """Open a run.
 
+        With `keep_kv_cache` those that the run before left unfinished keep their keys and values through newer weights.
         With drafts of any earlier step, the number of drafted tokens is the one with the least time a token.
 
         Raises:
@@ -117,10 +118,12 @@ class EmulatedEngine:
         budget = min(self._emulation.kv_tokens, kv_budget_tokens or self._emulation.kv_tokens)
         longest = longest_prompt(tasks, growth) + sampling.max_response_tokens
         check_room(longest, budget)
-        if not self._emulation.prefix_cache:
+        forgets = self._changed or not self._emulation.prefix_cache
+        if forgets:
             self._cached, self._cached_prompts = {}, set()
-        elif self._run is not None:
+        if self._run is not None and (keep_kv_cache or not forgets):
             self._cached |= self._run.contexts()
+        self._changed = False
         self._run = EmulatedBatch(
             self._emulation, tasks, self._lengths, sampling.max_response_tokens, budget,
             self._cached, self._cached_prompts, self._clock, self._sleep, drafts=bool(drafts), growth=growth,
