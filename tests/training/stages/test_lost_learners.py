@@ -1,4 +1,4 @@
-"""A learner on slots that is lost while it follows a batch: once that is complete, its successor is no spare task."""
+"""Learners that are lost or let go: whether their successors wait for pieces, and what a successor costs."""
 
 import asyncio
 import math
@@ -27,13 +27,16 @@ class Step:
 
     Args:
         sleeps: whether stages take turns.
+        watched: whether the watch of a rollout lets learners go, and saves their state before.
     """
 
-    def __init__(self, *, sleeps: bool = True) -> None:
+    def __init__(self, *, sleeps: bool = True, watched: bool = False) -> None:
         self.room = True
         """Whether a learner has GPUs beside the instances at work."""
         self.waits: list[bool] = []
         """What each request says of waiting for pieces."""
+        self.restarts: list[float] = []
+        """Seconds that a successor of the learner is said to need."""
         self.works, self.killed = asyncio.Event(), asyncio.Event()
         journal = SimpleNamespace(
             batches_since_checkpoint=lambda step: [], checkpoint_step=0, ledger=None, settings=None, status=None
@@ -45,9 +48,10 @@ class Step:
             cost_model=SimpleNamespace(
                 learner_pace=lambda *_, **__: LearnerPace(0.0, math.inf),
                 learned=lambda learned: None,
-                letting_go_seconds=lambda steps: 0.0,
+                letting_go_seconds=lambda steps: 1.0,
+                restart_seconds=lambda steps: 100.0 * steps,
             ),
-            follows_forecasts=False,
+            follows_forecasts=watched,
             learner_preload=None,
             learners=SimpleNamespace(now=1, met=lambda count: None),
             platform=SimpleNamespace(run=self._run),
@@ -66,8 +70,8 @@ class Step:
     def _has_room(self, stage: str) -> bool:
         return self.room
 
-    async def _use(self, *_: Any, **__: Any) -> None:
-        pass
+    async def _use(self, *_: Any, restart_seconds: float = 0.0, **__: Any) -> None:
+        self.restarts.append(restart_seconds)
 
     def _learn(self, *_: Any, attempt: int, **__: Any) -> LearnRequest:
         key = TaskKey(job_uid="u", step=1, stage="learning", part="learn", attempt=attempt)
@@ -133,3 +137,18 @@ async def test_a_learner_is_asked_for_once_it_takes_no_gpu_that_others_wait_for(
         step.room = True
         await step.works.wait()
     assert step.waits == [not sleeps]
+
+
+@pytest.mark.parametrize(("watched", "seconds"), [(True, 1.0), (False, 100.0)])
+async def test_only_a_learner_whose_state_is_saved_is_let_go_as_cheaply_as_that(
+    watched: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an asynchronous job nobody saves it, and a fresh learner repeats all steps since the checkpoint. A rehearsed
+    one was let go for 15 s without work, and its successor repeated steps for 82 s."""
+    monkeypatch.setattr(learning, "RETRY_SECONDS", 0.0)
+    step = Step(watched=watched)
+    async with asyncio.timeout(PATIENCE), step.learning:
+        step.killed.set()
+        await step.learning.begin(BATCH)
+        await step.learning.result()
+    assert step.restarts[-1] == seconds

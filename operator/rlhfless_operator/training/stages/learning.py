@@ -207,10 +207,11 @@ class Learning:
         run.cost_model.learned(learned)
         if learned.checkpoint is not None:
             run.learners.recover()
-        costs, alone = run.cost_model, run.learners.now == 1
-        restart = costs.letting_go_seconds(again) if alone else costs.restart_seconds(again)
-        # The watch of the next rollout decides, which knows when the next step is learnt.
-        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=run.follows_forecasts)
+        # The watch of the next rollout decides, which knows when the next step is learnt. It alone saves a state.
+        costs, watched = run.cost_model, run.follows_forecasts
+        saves = watched and run.learners.now == 1
+        restart = costs.letting_go_seconds(again) if saves else costs.restart_seconds(again)
+        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=watched)
         return learned
 
     async def __aenter__(self) -> Self:
