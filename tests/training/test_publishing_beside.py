@@ -1,6 +1,7 @@
 """Asynchronous jobs whose learner takes the next step before it has published this one, whole."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -70,6 +71,10 @@ def test_the_next_step_is_learnt_while_this_one_is_published(
         assert ("seconds/publish_wait" in metrics) == (step < 5)
         assert metrics["weights/bytes"] > 0
         assert metrics["seconds/publish"] > 0
+    kept = json.loads((folder_of(file) / "progress" / "step-000005.json").read_text())
+    # What plans expect of a publication: of those that held up no learner.
+    seconds = [metrics["seconds/publish"] for metrics in records[:3]]
+    assert kept["history"]["publishing"] == pytest.approx(seconds)
     check_run(file)
 
 

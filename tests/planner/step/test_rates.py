@@ -40,7 +40,13 @@ WORKS = st.builds(
     st.floats(1, 4000),
     st.floats(0, 3),
 )
-LEARNERS = st.builds(Learner, st.integers(1, 16), st.floats(0, 500), st.floats(0.2, 4))
+LEARNERS = st.builds(
+    lambda instances, seconds, price, publishing: Learner(instances, seconds, price, publishing=publishing),
+    st.integers(1, 16),
+    st.floats(0, 500),
+    st.floats(0.2, 4),
+    st.floats(0, 500),
+)
 PREPARERS = st.builds(
     lambda work, least, more, price: Preparers(work, least, least + more, price),
     st.floats(0, 500),
@@ -87,8 +93,7 @@ def test_a_split_keeps_to_all_limits_and_is_no_faster_than_any_stage(
     found = split_by_rates(work, actors, learner, preparers, steps_ahead=ahead, cost_weight=weight, now=now)
     assert least <= found.actors <= least + more
     assert preparers.least <= found.preparers.instances <= preparers.most
-    assert found.seconds >= learner.seconds
-    assert found.seconds >= found.generation
+    assert found.seconds >= max(learner.seconds, learner.publishing, found.generation)
     assert found.seconds >= preparers.work / found.preparers.instances * (1 - 1e-9)
     assert 1 <= found.places <= (sequences or found.places)
     assert 0 < found.batch <= found.places
@@ -237,3 +242,19 @@ def test_a_learner_that_begins_with_the_first_groups_leaves_more_of_them_to_gene
     assert pieces.batch > whole.batch
     assert pieces.generation < whole.generation
     assert lag_of_pieces(60.0, 56.0) == 11.0, "an eighth of the groups, and the update"
+
+
+def test_a_publication_beside_the_next_step_delays_weights_and_not_the_learner() -> None:
+    """The simulator's plan took it for learning once, and chose 3 actors where 6 were busy."""
+    within, beside, long = (
+        split_by_rates(WORK, ACTORS, learner, Preparers(), steps_ahead=2, cost_weight=0.0)
+        for learner in (Learner(12, 60.0), Learner(12, 40.0, publishing=20.0), Learner(12, 40.0, publishing=50.0))
+    )
+    assert (within.seconds, beside.seconds, long.seconds) == (60.0, 40.0, 50.0), "one version is published at a time"
+    assert beside.actors > within.actors
+    fixed = replace(ACTORS, least=8, most=8)
+    at_once, late = (
+        split_by_rates(WORK, fixed, learner, Preparers(), steps_ahead=2, cost_weight=0.5)
+        for learner in (Learner(12, 60.0, lag=10.0), Learner(12, 60.0, lag=10.0, publishing=20.0))
+    )
+    assert late.batch < at_once.batch, "groups that are to have newer weights begin later"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.asynchronous.overlapped_rollouts import EmulatedClock, Job
 from rlhfless_operator.planner.groups.group_buffer import TooStale
 from rlhfless_operator.planner.history import History
+from rlhfless_operator.planner.step.async_planning import PUBLISHING
 from rlhfless_operator.simulator.asynchronous.job import StageSeconds, Work
 from rlhfless_operator.simulator.asynchronous.shares_job import SharesJob
 from rlhfless_operator.simulator.asynchronous.systems import SYSTEMS, Rollouts, Split
@@ -91,13 +92,14 @@ def simulated(
     *,
     preparers: int = 1,
     too_stale: TooStale = "wait",
+    history: History | None = None,
 ) -> Work:
     """Steps over these rollouts, whose groups have a token each."""
     numbers = [Counter(number for share in shares for _, number in share) for shares in rollouts]
     batches = [[Group(number, 0, 0, (1,) * count) for number, count in sorted(each.items())] for each in numbers]
     plans = TheseShares(rollouts, preparers)
     system = Rollouts("any", "any", most, too_stale)
-    job = SharesJob(system, len(batches[0]), seconds, plans, History(), iter(batches))
+    job = SharesJob(system, len(batches[0]), seconds, plans, history or History(), iter(batches))
     return job.until(steps)
 
 
@@ -164,6 +166,14 @@ def test_a_learner_is_held_up_by_the_copy_and_not_by_the_publication() -> None:
     assert [step.end for step in held_up.steps] == [6.0, 11.0, 16.0, 21.0]
     assert [begin for begin, _ in beside.learning][:4] == [1.0, 4.0, 7.0, 10.0]
     assert [step.end for step in beside.steps] == [6.0, 9.0, 12.0, 15.0]
+
+
+def test_a_plan_hears_of_learning_without_the_publication_beside_the_next_step() -> None:
+    history = History()
+    seconds = StageSeconds(0.0, 0.0, 0.0, update=3.0, publishing=2.0)
+    simulated(one_actor(1.0), 4, seconds, most=3, history=history)
+    assert set(history.recent("learning")) == {3.0}
+    assert set(history.recent(PUBLISHING)) == {2.0}
 
 
 def test_one_version_is_published_at_a_time() -> None:

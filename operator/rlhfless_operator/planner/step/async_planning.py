@@ -11,6 +11,9 @@ from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits
 from rlhfless_operator.planner.step.rates import Actors, Learner, Preparers, RateSplit, StepWork, split_by_rates
 
+PUBLISHING = "publishing"
+"""The history's name for the seconds until a step's weights are there, in which the learner takes the next step."""
+
 
 @dataclass(frozen=True)
 class Asynchrony:
@@ -25,14 +28,16 @@ class Asynchrony:
     actors: int | None = None
     """Number of actors at the moment; None before the first plan."""
     lag_seconds: float | None = None
-    """Time from a step's last groups until its weights are there; None if the learner begins with all groups."""
+    """Time from a step's last groups until it is learnt; None if the learner begins with all groups."""
+    publishing_seconds: float = 0.0
+    """Time from then until its weights are there, if the learner takes the next step meanwhile."""
 
 
 def lag_of_pieces(learning: float, training: float) -> float:
-    """Return the seconds from a step's last groups until its weights are there, if its learner begins with the first.
+    """Return the seconds from a step's last groups until it is learnt, if its learner begins with the first.
 
     Args:
-        learning: seconds of a step's learning.
+        learning: seconds for which a step occupies the learner.
         training: those among them that it takes for its groups.
     """
     return learning - training * (1 - 1 / PIECES)
@@ -55,7 +60,7 @@ def split_step(
     Args:
         loads: samples of a step.
         training: costs of the other stages; its `preparers` are the allowed numbers, rising.
-        learning_seconds: learning time of earlier steps; 0 if unknown.
+        learning_seconds: seconds for which earlier steps occupied the learner; 0 if unknown.
         runaways: share of each prompt's responses that are runaways.
         tail_tokens: length of a runaway; 0 if there can be none.
     """
@@ -72,7 +77,13 @@ def split_step(
             asynchrony.renewal_seconds,
             asynchrony.recomputes,
         ),
-        Learner(training.learning_instances, learning_seconds, training.learning_price, asynchrony.lag_seconds),
+        Learner(
+            training.learning_instances,
+            learning_seconds,
+            training.learning_price,
+            asynchrony.lag_seconds,
+            asynchrony.publishing_seconds,
+        ),
         Preparers(work, least, most, training.preparation_price),
         steps_ahead=asynchrony.max_staleness,
         cost_weight=cost_weight,

@@ -8,9 +8,10 @@ average half a step's groups are complete and wait for the others. So in a perio
     G = B · (S + 1/2 − l / P)
 
 groups are generated at a time. If the learner begins with the first groups of a step, half a step's groups are learnt
-already on average, and l is only the lag: the time from the last groups to their weights. Of a group, (sum of its
-lengths) / (its longest) samples are decoded on average. That makes n samples on A actors. A pass with n / A samples
-takes τ seconds, and a step has W tokens. So generation allows
+already on average, and l is only the lag: the time from the last groups to their weights. Publishing counts in l, also
+where the learner takes the next step meanwhile. Of a group, (sum of its lengths) / (its longest) samples are decoded on
+average. That makes n samples on A actors. A pass with n / A samples takes τ seconds, and a step has W tokens. So
+generation allows
 
     P = W · τ(n / A) / n
 
@@ -134,11 +135,18 @@ class Learner:
 
     instances: int
     seconds: float
-    """Seconds of a step's learning until its weights are there; 0 if unknown."""
+    """Seconds for which a step occupies the learner; 0 if unknown."""
     price: float = 1.0
     """Price of an instance in instances that generate."""
     lag: float | None = None
-    """Those from a step's last groups until its weights are there; None if the learner begins with all groups."""
+    """Those from a step's last groups on; None if the learner begins with all groups."""
+    publishing: float = 0.0
+    """Seconds from then until the weights are there, in which the learner takes the next step."""
+
+    @property
+    def pace(self) -> float:
+        """Least seconds between two steps."""
+        return max(self.seconds, self.publishing)
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,7 @@ def _split(
     work: StepWork, actors: Actors, count: int, learner: Learner, preparers: Preparers, steps_ahead: int
 ) -> RateSplit:
     places = _places(work, actors, count, steps_ahead)
-    lag = learner.seconds if learner.lag is None else learner.lag
+    lag = (learner.seconds if learner.lag is None else learner.lag) + learner.publishing
 
     def passes(samples: float) -> float:
         line = actors.latency.at(samples, work.context)
@@ -232,8 +240,8 @@ def _split(
         return decoding + prefill + actors.renewal_seconds
 
     generation = _fixed_point(least)
-    prepare = _preparers(preparers, generation, learner.seconds)
-    seconds = max(generation, learner.seconds, preparers.work / prepare.instances)
+    prepare = _preparers(preparers, generation, learner.pace)
+    seconds = max(generation, learner.pace, preparers.work / prepare.instances)
     held = count + prepare.instances * preparers.price + learner.instances * learner.price
     return RateSplit(
         count,

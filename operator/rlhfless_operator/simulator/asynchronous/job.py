@@ -17,6 +17,7 @@ from rlhfless_operator.planner.groups.group_buffer import GroupBuffer, GroupName
 from rlhfless_operator.planner.groups.staleness import steps_ahead
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.stage_instances import RolloutPart, StageInstances
+from rlhfless_operator.planner.step.async_planning import PUBLISHING
 from rlhfless_operator.planner.step.chunks import chunk_size
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts
 from rlhfless_operator.simulator.asynchronous.work import Group, Step
@@ -333,7 +334,9 @@ class AsynchronousJob(ABC):
         step = self._written + 1
         seconds = math.fsum(end - begin for begin, end in self._uses)
         self._history.add("learning/train", seconds - self._seconds.update)
-        self._history.add("learning", seconds + self._seconds.publishing)
+        self._history.add("learning", seconds)
+        if self._seconds.publishing:
+            self._history.add(PUBLISHING, self._seconds.publishing)
         self._work.learning += self._uses
         self._work.steps_learnt.append((self._uses[0][0], self._uses[-1][1]))
         self._uses = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.lengths import LengthPredictor
-from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
+from rlhfless_operator.planner.step.async_planning import PUBLISHING, Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import (
     ExpectedGroup,
@@ -100,6 +100,7 @@ class LivePlans:
                 self._system.new_weights == "switch" and self._system.recomputes,
                 self._actors,
                 self._lag(),
+                self._history.mean(PUBLISHING),
             ),
         )
         return split_samples(samples, setting)

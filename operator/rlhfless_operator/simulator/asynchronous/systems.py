@@ -137,6 +137,14 @@ SYSTEMS: dict[str, System] = {
             recomputes=False,
         ),
         Rollouts(
+            "rlhfless-async-4-switch-keep-downweight",
+            "the same with maxStaleness 4",
+            max_staleness=4,
+            too_stale="downweight",
+            new_weights="switch",
+            recomputes=False,
+        ),
+        Rollouts(
             "rlhfless-async-2-downweight",
             "ours with maxStaleness 2 and tooStale downweight",
             max_staleness=2,

@@ -12,7 +12,7 @@ from rlhfless_operator.planner.latency.linear import InstanceProfile, Latency
 from rlhfless_operator.planner.lengths import LengthEstimate
 from rlhfless_operator.planner.pools.contention import Contention
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
-from rlhfless_operator.planner.step.async_planning import Asynchrony, lag_of_pieces
+from rlhfless_operator.planner.step.async_planning import PUBLISHING, Asynchrony, lag_of_pieces
 from rlhfless_operator.planner.step.forecast import Training
 from rlhfless_operator.planner.step.generation import PlannedStep, StepSetting
 from rlhfless_operator.planner.step.holding import StagesHolding, Staying
@@ -136,7 +136,7 @@ def asynchrony_of(
     recomputes = ahead.new_weights == "switch" and ahead.kv_cache == "recompute"
     pause = history.mean(SWITCH, history.mean(WEIGHTS))
     lag = lag_of_pieces(history.mean("learning"), history.mean("learning/train")) if follows else None
-    return Asynchrony(ahead.max_staleness, pause, recomputes, actors, lag)
+    return Asynchrony(ahead.max_staleness, pause, recomputes, actors, lag, history.mean(PUBLISHING))
 
 
 def setting_of(

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult
 from rlhfless_operator.job.spec import RLHFJobSpec
+from rlhfless_operator.planner.step.async_planning import PUBLISHING
 from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
@@ -144,14 +145,19 @@ class Learning:
         """Wait until the step before is published, and return the metrics of that; None if this step fails first."""
         listener = self._listener
         await listener.published.wait()
-        assert self._before is not None
-        assert self._task is not None
+        assert self._before is not None and self._task is not None
         if listener.metrics is None:
             # A learner that repeats a result has published both steps.
             return {} if not self._task.cancelled() and self._task.exception() is None else None
         size = int(listener.metrics.get("weights/bytes", 0))
         self._run.weights_traffic.published(self._before.weights.version, size, listener.place)
+        self._published_beside(listener.metrics)
         return listener.metrics
+
+    def _published_beside(self, metrics: dict[str, float]) -> None:
+        """Learn the time of a publication during which the learner could take the next step."""
+        if (seconds := metrics.get("seconds/publish")) is not None:
+            self._run.cost_model.history.add(PUBLISHING, seconds)
 
     async def goes_on_until(self, other: asyncio.Task[Any]) -> bool:
         """Wait until the step is published, or until another task has succeeded while a learner publishes the step.
@@ -176,9 +182,8 @@ class Learning:
 
     async def let_go(self) -> LearnResult:
         """Leave the step to its learner, which goes on publishing while it takes the next one; return its result."""
-        assert self._task is not None
         learned = self._listener.learned
-        assert learned is not None
+        assert self._task is not None and learned is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._run.progress.over("learning", self._step)
@@ -205,6 +210,8 @@ class Learning:
         # Unless it is kept, its successor repeats the steps since the newest checkpoint.
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
+        if self._listener.learned is not None:
+            self._published_beside(learned.metrics)
         if learned.checkpoint is not None:
             run.learners.recover()
         # The watch of the next rollout decides, which knows when the next step is learnt. It alone saves a state.
