@@ -229,7 +229,9 @@ def step_of_groups(
     found = groups.learnt(taken)
     plan, metrics = ahead.report()
     assert plan is not None, "a group is complete, so a rollout was planned"
-    switches = run.spec.asynchronous is not None and run.spec.asynchronous.new_weights == "switch"
+    spec = run.spec
+    # The emulated GPUs of a rehearsal do not say which version sampled a token.
+    switches = spec.asynchronous is not None and spec.asynchronous.new_weights == "switch" and spec.rehearsal is None
     metrics = {
         # Only groups that keep to their step are sampled in several rounds.
         "dynamic_sampling/rounds": 1.0,
