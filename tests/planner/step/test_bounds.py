@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.latency.linear import LinearLatency
-from rlhfless_operator.planner.step.bounds import least_held, lower_bound
+from rlhfless_operator.planner.step.bounds import least_held, lower_bound, most_at_once
 from rlhfless_operator.planner.step.loads import SampleLoad
 from rlhfless_operator.planner.step.planning import Limits, Planner
 
@@ -162,3 +162,11 @@ def test_the_instance_that_was_freed_last_goes_on():
     uses = [(0.0, 10.0), (0.0, 19.0), (20.0, 30.0), (40.0, 50.0)]
     # At 20 the gap is 1, not 10; at 40 it is 10 of the same one. The other is never needed again.
     assert least_held(uses, start_seconds=6.0, drain_seconds=6.0) == 49 + 1 + 10 + 2 * 12
+
+
+@given(st.lists(uses, max_size=5))
+def test_each_instance_that_is_needed_at_once_starts_once(uses):
+    """So a long start costs one start for each of them, and no more."""
+    gaps = least_held(uses, start_seconds=1e6, drain_seconds=0.0) - 1e6 * most_at_once(uses)
+    assert 0 <= gaps - sum(end - begin for begin, end in uses) < 1e3
+    assert most_at_once(uses) == max((sum(begin <= at < end for begin, end in uses) for at, _ in uses), default=0)

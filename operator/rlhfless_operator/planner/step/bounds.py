@@ -1,5 +1,6 @@
 """Lower bounds on instance-seconds: for given lengths within a given time, and for given work."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -107,6 +108,16 @@ def _integral_of_least(bases: Floats, slopes: Floats, starts: Floats, lengths: F
             return total
         tied = flatter[crossings <= until * (1 + 1e-12)]
         at, line = until, int(tied[np.argmin(slopes[tied])])
+
+
+def most_at_once(uses: Sequence[tuple[float, float]]) -> int:
+    """Return the most pieces of work that are under way at a time.
+
+    Args:
+        uses: (begin, end) of each, in seconds.
+    """
+    changes = sorted([(begin, 1) for begin, _ in uses] + [(end, -1) for _, end in uses])
+    return max(itertools.accumulate(change for _, change in changes), default=0)
 
 
 def least_held(uses: Sequence[tuple[float, float]], *, start_seconds: float, drain_seconds: float) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from rlhfless_operator.planner.groups.group_buffer import piece_size
 from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.linear import InstanceProfile
-from rlhfless_operator.planner.step.bounds import least_held
+from rlhfless_operator.planner.step.bounds import least_held, most_at_once
 from rlhfless_operator.simulator.asynchronous.job import StageSeconds, Use, Work
 from rlhfless_operator.simulator.asynchronous.live_job import LiveJob, Swaps
 from rlhfless_operator.simulator.asynchronous.live_plans import LivePlans
 from rlhfless_operator.simulator.asynchronous.systems import Rollouts, Split
 from rlhfless_operator.simulator.asynchronous.work import Group, Outcome
-from rlhfless_operator.simulator.scenarios import Scenario
+from rlhfless_operator.simulator.scenarios import PLATFORMS, Scenario
 
 
 def run_rollouts(
@@ -74,13 +74,15 @@ def swap_seconds(scenario: Scenario) -> float:
 
 
 def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: Work) -> Outcome:
-    """Return the outcome up to the end of the last step. Instances without work are kept, or let go and started in
-    time, as costs less."""
-    now = work.steps[-1].end
+    """Return the outcome up to the end of the last step. Instances that generate or prepare are kept without work, or
+    let go and started in time, as costs less. They are no slots that sleep. The learner stays: another one would repeat
+    steps. The first start of each instance is left out, as those of static actors are."""
+    now, start = work.steps[-1].end, max(profile.startup_seconds, PLATFORMS["pods"].startup_seconds)
 
-    def held(uses: Sequence[Use], start: float) -> float:
+    def held(uses: Sequence[Use]) -> float:
         until_now = [(begin, min(end, now)) for begin, end in uses if begin < now]
-        return least_held(until_now, start_seconds=start, drain_seconds=0.0)
+        charged = least_held(until_now, start_seconds=start, drain_seconds=0.0)
+        return charged - start * most_at_once(until_now)
 
     def busy(uses: Sequence[Use]) -> float:
         return math.fsum(min(end, now) - begin for begin, end in uses if begin < now)
@@ -89,10 +91,10 @@ def _outcome(scenario: Scenario, split: Split, profile: InstanceProfile, work: W
     return Outcome(
         tuple(work.steps),
         generation_busy=busy(work.decoding) * gpus,
-        generation_held=held(work.generation, profile.startup_seconds) * gpus,
+        generation_held=held(work.generation) * gpus,
         learner_busy=busy(work.learning) * learner,
-        learner_held=held(work.steps_learnt, scenario.trainer_start_seconds) * learner,
-        preparer_held=held(work.preparation, profile.startup_seconds) * gpus,
+        learner_held=(now - work.steps_learnt[0][0]) * learner,
+        preparer_held=held(work.preparation) * gpus,
         left=tuple(work.left),
         dropped=work.dropped,
     )
