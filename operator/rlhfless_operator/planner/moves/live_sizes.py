@@ -31,17 +31,29 @@ class Batches:
         wanted = max(self._needed(unfinished), there + math.ceil(left / self.samples))
         return max(0, min(self.actors, wanted) - there)
 
-    def room(self, unfinished: Mapping[int, int], there: int, group: int) -> int:
-        """Return how many samples a batch may have now: an even part of all, and a group more, so that one always finds
-        room. So actors that open later find work.
+    def room(self, unfinished: Mapping[int, int], there: int, group: int, *, may_open: bool) -> int:
+        """Return how many samples an actor may have now: an even part of all, and a group more, so that one always
+        finds room. So actors that open later find work. If no other opens, a group may wait in an instance for the next
+        free places of its batch.
 
         Args:
             unfinished: unfinished samples of each version.
             there: number of actors that samples may join.
             group: samples of the largest group.
+            may_open: whether another actor may open, or is being opened.
         """
         actors = max(1, min(self.actors, max(there, self._needed(unfinished))))
-        return min(max(self.places, group), math.ceil(sum(unfinished.values()) / actors) + group)
+        most = max(self.places, group) + (0 if may_open else group)
+        return min(most, math.ceil(sum(unfinished.values()) / actors) + group)
+
+    def free(self, busy: int, room: int) -> int:
+        """Return how many samples may join an actor.
+
+        Args:
+            busy: samples that it has. If they are more than its places, some wait in the instance.
+            room: how many it may have.
+        """
+        return max(0, room - busy) if busy <= self.places else 0
 
     def _needed(self, unfinished: Mapping[int, int]) -> int:
         """Return how many actors all unfinished samples need. A batch has one version."""

@@ -114,8 +114,9 @@ class LiveJob(AsynchronousJob):
 
     def _seen(self, actors: list[_Actor]) -> list[Batch]:
         """Return the batches as far as they matter to who deals."""
-        room = self._asked.room(self._unfinished(), len(self._actors), self._group)
-        return [Batch(actor.version, actor.busy, max(0, room - actor.busy)) for actor in actors]
+        may_open = len(self._actors) < self._asked.actors
+        room = self._asked.room(self._unfinished(), len(self._actors), self._group, may_open=may_open)
+        return [Batch(actor.version, actor.busy, self._asked.free(actor.busy, room)) for actor in actors]
 
     def _samples_waiting(self) -> int:
         return sum(len(group) for groups in self._waiting.values() for group in groups)
@@ -208,7 +209,11 @@ class LiveJob(AsynchronousJob):
         """Open an actor, with the group that begins next."""
         name, ready = self._opened, now + self._swaps.load_seconds
         instance = Instance(
-            str(name), self._profile.latency, ready, max_batch=self._sequences, kv_tokens=self._profile.kv_tokens
+            str(name),
+            self._profile.latency,
+            ready,
+            max_batch=max(self._asked.places, self._group),
+            kv_tokens=self._profile.kv_tokens,
         )
         rollout = min(self._waiting)
         self._actors[name] = _Actor(instance, now, self._version_of(rollout))

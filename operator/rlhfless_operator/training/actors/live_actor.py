@@ -17,6 +17,7 @@ from rlhfless_functions.api import (
     WeightsReference,
 )
 from rlhfless_operator.planner.moves.live_batches import Batch
+from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.heard import Heard
@@ -80,6 +81,11 @@ class LiveActor:
     """Whether it has finished any sample."""
 
     @property
+    def is_able(self) -> bool:
+        """Whether samples may join it now."""
+        return self.request is not None and self.started is not None and self.takes_more
+
+    @property
     def load(self) -> int:
         """Number of its unfinished samples."""
         return sum(len(share.samples) for share in self.shares.values())
@@ -101,14 +107,18 @@ class LiveActor:
         """Its shares with unfinished samples that do not leave."""
         return [share for share in self.shares.values() if share.samples and not share.leaves]
 
-    def batch(self, places: int) -> Batch:
-        """Return its batch, which has so many places."""
+    def batch(self, batches: Batches, room: int) -> Batch:
+        """Return its batch.
+
+        Args:
+            room: how many samples it may have.
+        """
         assert self.weights is not None
         staying = self.staying
         version = staying[0].rollout.weights.version if staying else self.weights.version
         # Samples that wait in an instance that has places are more than its memory holds.
-        room = 0 if self.waiting else max(0, places - self.busy)
-        return Batch(version, sum(len(share.samples) for share in staying), room)
+        free = 0 if self.waiting else batches.free(self.busy, room)
+        return Batch(version, sum(len(share.samples) for share in staying), free)
 
     @property
     def busy(self) -> int:

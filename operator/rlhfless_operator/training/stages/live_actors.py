@@ -1,9 +1,9 @@
 """The live actors of an asynchronous job: their batches go on from rollout to rollout.
 
-Each actor is one request whose body stays open (`api/live.py`). Groups wait here, and go to actors one by one, as soon
-as a batch has places for them: those of the earliest rollout first. So a batch is full as long as groups wait, and a
-group is assigned late. An actor without samples ends once no groups wait and no rollout
-is coming.
+Each actor is one request whose body stays open (`api/live.py`). Groups wait here, those of the earliest rollout first,
+and go to actors one by one. At most one group waits in an instance for free places of its batch. So a batch is full as
+long as groups wait, and a group is assigned late. An actor without samples ends once no groups wait and no rollout is
+coming.
 
 With `newWeights: switch` all responses have the same weights at any time. When newer ones are written down, each actor
 swaps them in between two passes. With `finish` a response keeps the weights that it began with, and a batch has
@@ -159,7 +159,12 @@ class LiveActors:
     def _room(self) -> int:
         """Samples that a batch may have now."""
         there = sum(actor.takes_more for actor in self._actors)
-        return self._batches.room(self._unfinished, there, self._group)
+        return self._batches.room(self._unfinished, there, self._group, may_open=self._may_open)
+
+    @property
+    def _may_open(self) -> bool:
+        """Whether another actor may open, or is being opened."""
+        return len(self._actors) < self._batches.actors or any(actor.started is None for actor in self._actors)
 
     @property
     def _unfinished(self) -> Counter[int]:
@@ -179,7 +184,7 @@ class LiveActors:
     def _has_place(self, weights: WeightsReference) -> bool:
         """Return whether a group with these weights would begin at once."""
         room, group = self._room, WaitingGroup(weights.version, 1)
-        batches = [actor.batch(room) for actor in self._able]
+        batches = [actor.batch(self._batches, room) for actor in self._able]
         return len(self._actors) < self._batches.actors or any(
             isinstance(command, Give) for command in deal(batches, [group], may_open=False, gathers=False)
         )
@@ -187,22 +192,17 @@ class LiveActors:
     @property
     def _able(self) -> list[LiveActor]:
         """Actors that samples may join."""
-        return [
-            actor
-            for actor in self._actors
-            if actor.request is not None and actor.started is not None and actor.takes_more
-        ]
+        return [actor for actor in self._actors if actor.is_able]
 
     def _deal(self) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         self._yield_to_others()
         able, room = self._able, self._room
         groups = [(rollout, group) for rollout in self._rollouts for group in rollout.waiting]
-        may_open = len(self._actors) < self._batches.actors
         commands = deal(
-            [actor.batch(room) for actor in able],
+            [actor.batch(self._batches, room) for actor in able],
             [WaitingGroup(rollout.weights.version, len(group)) for rollout, group in groups],
-            may_open=may_open or any(actor.started is None for actor in self._actors),
+            may_open=self._may_open,
             gathers=not self._coming and self._is_last(),
         )
         given: dict[tuple[LiveActor, LiveRollout], list[SampleTask]] = {}
