@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from rlhfless_functions.api import Event, RunRequest, Samples, Started
 from rlhfless_operator.platforms.local.platform import LocalPlatform
@@ -30,7 +30,9 @@ def hold_back(step: int, until: Callable[[], bool], then: Callable[[int], None])
     def wait(pid: int) -> None:
         while not until():
             time.sleep(0.01)
-        then(pid)
+        # On a busy machine the driver may have given it up, and another one has its samples.
+        with suppress(ProcessLookupError):
+            then(pid)
 
     async def slowed(platform: LocalPlatform, request: RunRequest) -> AsyncGenerator[Event, None]:
         async with aclosing(run(platform, request)) as events:
