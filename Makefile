@@ -108,6 +108,7 @@ e2e: $(STAMP) ## set up, then test E2E (default: all) on KUBECONFIG's cluster, o
 	@if [ -z "$$KUBECONFIG" ] && [ -x $(CLUSTER) ]; then \
 		$(CLUSTER) up && $(CLUSTER) dra up && eval "$$($(CLUSTER) env)" && export RLHFLESS_E2E_LOAD="$${RLHFLESS_E2E_LOAD:-$(CLUSTER) load}" \
 			RLHFLESS_E2E_KILL_API_SERVER="$${RLHFLESS_E2E_KILL_API_SERVER:-$(CURDIR)/.ci/kill-api-server}" \
+			RLHFLESS_E2E_KILL_QUEUE_PROXIES="$${RLHFLESS_E2E_KILL_QUEUE_PROXIES:-pkill -KILL -f ^/ko-app/queue}" \
 			RLHFLESS_E2E_DEVICE_CLASS="$${RLHFLESS_E2E_DEVICE_CLASS:-gpu.rlhfless.test}" \
 			RLHFLESS_E2E_DRA_DRIVER="$${RLHFLESS_E2E_DRA_DRIVER:-$(CURDIR)/.ci/dra-driver $(abspath $(CLUSTER))}" || exit 1; \
 	fi; $(BIN)/pytest $(E2E) --verbose --timeout 3600 --durations 20

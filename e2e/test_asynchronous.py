@@ -1,4 +1,4 @@
-"""An asynchronous job loses its operator, its pods and the activator: no group is lost or learnt from twice."""
+"""An asynchronous job loses its operator, its pods and Knative's proxies: no group is lost or learnt from twice."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from harness.kubectl import Kubectl
 from harness.options import Options
 from harness.storage import Storage
 
-VICTIMS = ("operator", "generation", "preparation", "learning", "activator")
+VICTIMS = ("operator", "generation", "preparation", "learning", "activator", "queue-proxy")
 STEPS = len(VICTIMS) + 3
 STALENESS = 1
 AHEAD: dict[str, Any] = {
@@ -42,9 +42,10 @@ def test_whatever_is_killed_no_group_is_lost_or_doubled_and_the_replay_has_the_w
     wanted = prompts_of(storage, storage.job("ahead-undisturbed"), steps=STEPS, staleness=STALENESS)
 
     jobs.apply(short("ahead", steps=STEPS, **AHEAD))
-    for done, victim in enumerate(VICTIMS, start=1):
+    victims = [victim for victim in VICTIMS if victim != "queue-proxy" or options.kill_queue_proxies is not None]
+    for done, victim in enumerate(victims, start=1):
         jobs.wait("ahead", f"step {done} is done", lambda status, done=done: status.get("step", 0) >= done, 600)
-        if victim not in ("operator", "activator"):
+        if victim not in ("operator", "activator", "queue-proxy"):
             labels = {"rlhfless.io__job": "ahead", "rlhfless.io__stage": victim}
             kubectl.wait_until(f"a pod of {victim}", lambda labels=labels: kubectl.list("pods", **labels), 300)
         assert jobs.status("ahead").get("phase") != "Succeeded", f"it was over before {victim} was killed"

@@ -1,7 +1,8 @@
 """One live actor by hand, from inside the cluster: `python - JOB-FILE ROOT SERVICE-TEMPLATE TOKEN < drive_live.py`.
 
-Runs in the operator's image. First samples join one by one. Then many more join as fast as they are decoded, in several
-requests, as the loop makes them. Prints a line of JSON for each part.
+Runs in the operator's image. First samples join one by one. Then many join while nobody reads what the actor says. Then
+many more join as fast as they are decoded, in several requests, as the loop makes them. Prints a line of JSON for each
+part.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ _ONE_BY_ONE = 1000
 _BETWEEN_SECONDS = 0.03
 _LOOK_SECONDS = 0.002
 _MANY, _IN_A_REQUEST = 24_000, 2_000
+_SILENT_SECONDS = 20
 _PLACES = 64
 _TOKENS = 8
 
@@ -54,6 +56,9 @@ class Actor:
         self._sent = 1
         self._waiting: deque[tuple[int, float]] = deque()
         """Number and time of each sample that has not joined."""
+        self.reads = asyncio.Event()
+        """Whether the answer is read."""
+        self.reads.set()
         self.finished: set[tuple[int, int]] = set()
         self.doubled = 0
         self.seconds: list[float] = []
@@ -74,6 +79,7 @@ class Actor:
     async def follow(self, events: AsyncGenerator[Any, None]) -> None:
         async with aclosing(events):
             async for event in events:
+                await self.reads.wait()
                 self._take(event)
                 if isinstance(event, Done) and event.of is None:
                     return
@@ -107,11 +113,15 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
             if isinstance(event, Done)
         ]
 
-        async def live(number: int, count: int, *, one_by_one: bool) -> Actor:
+        async def open_actor(number: int) -> tuple[Actor, asyncio.Task[None]]:
             actor = Actor(requests, folder, job, number, prompts)
             following = asyncio.create_task(actor.follow(events_of(actor.request)))
             while not actor.finished and not following.done():
                 await asyncio.sleep(_LOOK_SECONDS)
+            return actor, following
+
+        async def live(number: int, count: int, *, one_by_one: bool) -> Actor:
+            actor, following = await open_actor(number)
             for _ in range(count):
                 await asyncio.sleep(_BETWEEN_SECONDS if one_by_one else 0)
                 while actor.unfinished >= 2 * _PLACES and not following.done():
@@ -132,7 +142,16 @@ async def main(job_file: Path, root: str, services: str, token: str) -> None:
                 for name, share in (("median", 0.5), ("p95", 0.95), ("most", 1.0))
             },
         )
-        for number in range(2, 2 + _MANY // _IN_A_REQUEST):
+        unheard, following = await open_actor(2)
+        unheard.reads.clear()
+        for _ in range(_IN_A_REQUEST):
+            unheard.add()
+        await asyncio.sleep(_SILENT_SECONDS)
+        unheard.reads.set()
+        unheard.request.end()
+        await following
+        report(samples=len(unheard.finished), doubled=unheard.doubled, silent_seconds=_SILENT_SECONDS)
+        for number in range(3, 3 + _MANY // _IN_A_REQUEST):
             began = time.monotonic()
             many = await live(number, _IN_A_REQUEST, one_by_one=False)
             seconds = time.monotonic() - began

@@ -17,5 +17,8 @@ def kill(kubectl: Kubectl, options: Options, victim: str, name: str) -> None:
         case "api-server":
             assert options.kill_api_server is not None
             subprocess.run(options.kill_api_server, check=True)
+        case "queue-proxy":
+            assert options.kill_queue_proxies is not None
+            subprocess.run(options.kill_queue_proxies, check=True)
         case stage:
             kubectl("delete", "pods", f"--selector=rlhfless.io/job={name},rlhfless.io/stage={stage}", *now)

@@ -23,6 +23,9 @@ class Options:
     kill_api_server: tuple[str, ...] | None
     """RLHFLESS_E2E_KILL_API_SERVER: command that kills the API server without a warning, and starts another one. If
     left out, that is not tested."""
+    kill_queue_proxies: tuple[str, ...] | None
+    """RLHFLESS_E2E_KILL_QUEUE_PROXIES: command that kills the queue-proxy of every pod without a warning. If left out,
+    that is not tested."""
     device_class: str | None
     """RLHFLESS_E2E_DEVICE_CLASS: a DeviceClass of the cluster, for pods that use GPUs in turns. If left out, that is
     not tested."""
@@ -41,6 +44,7 @@ class Options:
         """Read the variables."""
         load = os.environ.get("RLHFLESS_E2E_LOAD")
         kill_api_server = os.environ.get("RLHFLESS_E2E_KILL_API_SERVER")
+        kill_queue_proxies = os.environ.get("RLHFLESS_E2E_KILL_QUEUE_PROXIES")
         dra_driver = os.environ.get("RLHFLESS_E2E_DRA_DRIVER")
         steps = os.environ.get("RLHFLESS_E2E_QUICKSTART_STEPS")
         images = (
@@ -53,6 +57,7 @@ class Options:
             vllm_image=os.environ.get("RLHFLESS_E2E_VLLM_IMAGE") or None,
             storage_class=os.environ.get("RLHFLESS_E2E_STORAGE_CLASS") or None,
             kill_api_server=tuple(shlex.split(kill_api_server)) if kill_api_server else None,
+            kill_queue_proxies=tuple(shlex.split(kill_queue_proxies)) if kill_queue_proxies else None,
             device_class=os.environ.get("RLHFLESS_E2E_DEVICE_CLASS") or None,
             dra_driver=tuple(shlex.split(dra_driver)) if dra_driver else None,
             quickstart_steps=int(steps) if steps else None,
