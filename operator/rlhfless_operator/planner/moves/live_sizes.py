@@ -19,6 +19,12 @@ class Batches:
     """Most samples in the batch of each."""
     samples: int
     """Samples in it on average: with more for each actor that there is, another one opens."""
+    most: int | None = None
+    """Most samples in it if lengths turn out to be shorter, for actors that open now; None if they are the places."""
+
+    def sequences(self, group: int) -> int:
+        """Return how many samples an actor that opens now may decode at a time, at least a group."""
+        return max(self.places if self.most is None else self.most, group)
 
     def missing(self, unfinished: Mapping[int, int], there: int, *, left: int = 0) -> int:
         """Return how many actors open.

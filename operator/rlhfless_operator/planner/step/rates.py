@@ -167,7 +167,9 @@ class RateSplit:
 
     actors: int
     places: int
-    """Most samples in the batch of an actor."""
+    """Most samples in the batch of an actor, by their expected lengths."""
+    sequences: int
+    """The same, however long they are."""
     batch: float
     """Samples in it on average."""
     preparers: PreparerChoice
@@ -220,7 +222,8 @@ def _is_waste(split: RateSplit, best: RateSplit) -> bool:
 def _split(
     work: StepWork, actors: Actors, count: int, learner: Learner, preparers: Preparers, steps_ahead: int
 ) -> RateSplit:
-    places = _places(work, actors, count, steps_ahead)
+    sequences = _sequences(work, actors, count, steps_ahead)
+    places = sequences if actors.kv_tokens is None else max(1, min(sequences, int(actors.kv_tokens / work.context)))
     lag = (learner.seconds if learner.lag is None else learner.lag) + learner.publishing
 
     def passes(samples: float) -> float:
@@ -246,6 +249,7 @@ def _split(
     return RateSplit(
         count,
         places,
+        sequences,
         batch(seconds),
         prepare,
         seconds,
@@ -264,14 +268,10 @@ def _preparers(preparers: Preparers, generation: float, learning: float) -> Prep
     )
 
 
-def _places(work: StepWork, actors: Actors, count: int, steps_ahead: int) -> int:
-    """Return the room in each batch: for all groups that may be under way, as far as an engine has it."""
-    places = math.ceil((steps_ahead + 1) * work.groups * work.group_samples / count)
-    if actors.sequences is not None:
-        places = min(places, actors.sequences)
-    if actors.kv_tokens is not None:
-        places = min(places, int(actors.kv_tokens / work.context))
-    return max(1, places)
+def _sequences(work: StepWork, actors: Actors, count: int, steps_ahead: int) -> int:
+    """Return the room in each batch: for all groups that may be under way, as far as an engine takes so many."""
+    sequences = math.ceil((steps_ahead + 1) * work.groups * work.group_samples / count)
+    return max(1, sequences if actors.sequences is None else min(sequences, actors.sequences))
 
 
 def _fixed_point(least: Callable[[float], float]) -> float:

@@ -52,7 +52,6 @@ class LiveJob(AsynchronousJob):
 
     Args:
         profile: of an instance.
-        sequences: most sequences that an instance decodes at a time.
         swaps: costs of new weights.
         least: see `AsynchronousJob`.
     """
@@ -67,14 +66,13 @@ class LiveJob(AsynchronousJob):
         batches: Iterator[list[Group]],
         *,
         profile: InstanceProfile,
-        sequences: int,
         swaps: Swaps,
         least: int = 0,
     ) -> None:
         super().__init__(system, size, seconds, plans, history, batches, least=least)
         self._switches = system.new_weights == "switch"
         self._plans = plans
-        self._profile, self._sequences, self._swaps = profile, sequences, swaps
+        self._profile, self._swaps = profile, swaps
         self._actors: dict[int, _Actor] = {}
         self._opened = 0
         self._asked, self._group = Batches(1, 1, 1), 1
@@ -90,7 +88,7 @@ class LiveJob(AsynchronousJob):
             groups = {group.number: group for group in self._draw()}
             plan = self._plans.plan(list(groups.values()))
             self._group = max(len(group.lengths) for group in groups.values())
-            self._asked = Batches(plan.actors, min(self._sequences, plan.places), plan.samples)
+            self._asked = Batches(plan.actors, plan.places, plan.samples, plan.sequences)
             self._opens(groups, plan.preparers, now)
             self._waiting[self._begun] = deque(group.responses() for group in plan.order)
             self._deal(now)
@@ -212,7 +210,7 @@ class LiveJob(AsynchronousJob):
             str(name),
             self._profile.latency,
             ready,
-            max_batch=max(self._asked.places, self._group),
+            max_batch=self._asked.sequences(self._group),
             kv_tokens=self._profile.kv_tokens,
         )
         rollout = min(self._waiting)

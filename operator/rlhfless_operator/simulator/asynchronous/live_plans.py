@@ -28,6 +28,8 @@ class LivePlan:
     actors: int
     places: int
     """Most samples in the batch of each actor."""
+    sequences: int
+    """The same, however long they are."""
     samples: int
     """Samples in it on average."""
     order: Sequence[Group]
@@ -72,7 +74,8 @@ class LivePlans:
         order = sorted(
             groups, key=lambda group: -self._predictor.predict(group.prompt, group.prompt_tokens).outlook(0, longest)[0]
         )
-        return LivePlan(split.actors, split.places, math.ceil(split.batch), order, split.preparers.instances)
+        batch = math.ceil(split.batch)
+        return LivePlan(split.actors, split.places, split.sequences, batch, order, split.preparers.instances)
 
     def _split_of(self, groups: Sequence[Group]) -> RateSplit:
         profile, split = self._profile, self._split

@@ -45,7 +45,6 @@ def run_rollouts(
         history,
         batches,
         profile=profile,
-        sequences=split.sequences,
         swaps=Swaps(profile.weight_load_seconds, swap_seconds(scenario), system.recomputes),
         least=piece_size(scenario.prompts_per_step) if in_pieces else 0,
     )

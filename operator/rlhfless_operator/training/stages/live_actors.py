@@ -315,7 +315,7 @@ class LiveActors:
             return None
         samples, weights = rollout.waiting.popleft(), rollout.weights
         sink, request = rollout.open_share(actor.name, weights, samples)
-        live = LiveBatch(sequences=max(self._batches.places, self._group), prompt_tokens=self._prompt_tokens)
+        live = LiveBatch(sequences=self._batches.sequences(self._group), prompt_tokens=self._prompt_tokens)
         upcoming = self._weights.upcoming(weights)
         actor.request = LiveRequest.of(request.model_copy(update={"live": live, "next_weights": upcoming}))
         actor.shares[sink] = Share(rollout, {key_of(sample): sample for sample in samples})

@@ -85,7 +85,7 @@ def _batches(plan: GenerationPlan) -> Batches:
     """Return the number of actors and their batches: those of the split, or an even part of the plan's samples."""
     split = plan.planned.split
     if split is not None:
-        return Batches(split.actors, split.places, max(1, math.ceil(split.batch)))
+        return Batches(split.actors, split.places, max(1, math.ceil(split.batch)), split.sequences)
     even = math.ceil(sum(map(len, plan.shares)) / len(plan.shares))
     return Batches(len(plan.shares), even, even)
 
