@@ -163,7 +163,7 @@ class LiveActors:
 
     @property
     def _may_open(self) -> bool:
-        """Whether another actor opens, now if samples wait. One that is being opened counts."""
+        """Whether another actor may open. One that is being opened counts."""
         return len(self._actors) < self._batches.actors or any(actor.started is None for actor in self._actors)
 
     @property
