@@ -185,6 +185,26 @@ def test_prompts_that_other_actors_computed_do_not_make_an_instance_seem_fast(ti
     assert cost_model.calibration.latency.prefill_token_seconds == pytest.approx(0.001, rel=0.1)
 
 
+def test_what_a_live_batch_holds_is_not_taken_for_computed(tiny_job: MakeJob) -> None:
+    """Reports of an asynchronous job once counted all contexts anew every five seconds. Then plans took prompts, and
+    contexts that new weights void, for free."""
+    cost_model = cost_model_of(tiny_job())
+    cost_model.calibration = Calibration(LinearLatency(step_seconds=0.01, prefill_token_seconds=0.0005))
+    begun: dict[tuple[int, int], int] = {}
+    for window in range(60):
+        # Each window of 100 passes has a sample more. Every tenth begins with new weights.
+        held = frozenset[tuple[int, int]]() if window % 10 == 0 else frozenset(begun)
+        joined = {**begun, (window % 12, window): 0}
+        tokens = {key: count + 100 for key, count in joined.items()}
+        computed = 1000 * len({key[0] for key in tokens.keys() - held} - {key[0] for key in held})
+        computed += sum(count for key, count in joined.items() if key not in held)
+        outcome = GenerationOutcome(sinks=[], lengths={}, tokens=100 * len(tokens))
+        outcome.stretches.append(Stretch(joined, tokens, 1.0 + 0.001 * computed, held=held))
+        cost_model.generated(outcome, PreparationOutcome(), [1000] * 12)
+        begun = dict(list(tokens.items())[-8:])
+    assert cost_model.calibration.latency.prefill_token_seconds == pytest.approx(0.001, rel=0.1)
+
+
 def test_what_sharing_prefixes_saved_is_measured(tiny_job: MakeJob) -> None:
     cost_model = cost_model_of(tiny_job())
     cost_model.calibration = Calibration(LinearLatency(step_seconds=0.1, prefill_token_seconds=0.01))

@@ -1,7 +1,7 @@
 """The outcome of a step's generation: finished samples, complete groups, and measurements of the instances."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import DecodeCounts, Done, EngineRoom, Samples, SampleTask
@@ -36,6 +36,8 @@ class Stretch:
     """Prompt tokens whose keys and values came from another actor."""
     waited_seconds: float = 0.0
     """Seconds that it waited with nothing else to do: for these keys and values, or for environments."""
+    held: Collection[Key] = ()
+    """Samples whose keys and values were there at its start."""
 
 
 @dataclass

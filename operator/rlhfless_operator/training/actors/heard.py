@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rlhfless_functions.api import DecodeCounts, SampleTask
@@ -15,7 +15,9 @@ class Heard:
     """The reports of one request about its samples."""
 
     begun: dict[Key, int]
-    """Response tokens of each sample when it came to the instance."""
+    """Response tokens of each sample when it came to the instance, or when this began."""
+    held: Collection[Key] = ()
+    """Samples that were decoded before this began."""
     tokens: dict[Key, int] = field(default_factory=dict)
     finished: int = 0
     decoding: DecodeCounts = field(default_factory=DecodeCounts)
@@ -50,6 +52,7 @@ class Heard:
             self.decoding,
             fetched_tokens=self.prefixes.get("tokens_fetched", 0.0),
             waited_seconds=self.prefixes.get("seconds_waited", 0.0) + self.waited,
+            held=self.held,
         )
 
 

@@ -3,6 +3,7 @@
 import time
 
 from rlhfless_functions.api import DecodeCounts, Done, Progress, WeightsFetched
+from rlhfless_operator.planner.moves.migration import Key
 from rlhfless_operator.training.actors.generated import GenerationOutcome
 from rlhfless_operator.training.actors.heard import Heard
 from rlhfless_operator.training.actors.live_actor import LiveActor
@@ -76,13 +77,15 @@ class LiveMeasurements:
 
     def _hear(self, actor: LiveActor, event: Progress) -> None:
         lengths = {(prompt, index): tokens for prompt, index, tokens in event.lengths}
-        heard = actor.heard
+        heard, held = actor.heard, frozenset[Key]()
         if heard is not None:
             heard.now(lengths)
             if heard.last - heard.first < WINDOW_SECONDS:
                 return
             self.measure(actor)
-        actor.heard, actor.heard_counts = Heard(lengths), event.decoding
+            held = frozenset(lengths)
+        # At first, and with other weights, the contexts of all samples are computed.
+        actor.heard, actor.heard_counts = Heard(lengths, held), event.decoding
         actor.heard.now(lengths)
 
 

@@ -28,7 +28,8 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
     total = sum(made.values())
     if total == 0:
         return None
-    prompts = {prompt for prompt, _ in stretch.tokens}
+    computed = stretch.tokens.keys() - set(stretch.held)
+    prompts = {prompt for prompt, _ in computed} - {prompt for prompt, _ in stretch.held}
     prompt_total = sum(prompt_tokens[prompt] for prompt in prompts)
     contexts = sum(count * (prompt_tokens[key[0]] + stretch.begun[key] + count / 2) for key, count in made.items())
     counts = stretch.decoding
@@ -42,7 +43,10 @@ def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | No
         context_tokens=contexts * sequence_steps / total,
         # What had been generated before is computed again like a prompt.
         prefill_tokens=max(
-            0.0, max(0.0, prompt_total - stretch.fetched_tokens) + sum(stretch.begun.values()) - counts.kept_tokens
+            0.0,
+            max(0.0, prompt_total - stretch.fetched_tokens)
+            + sum(stretch.begun[key] for key in computed)
+            - counts.kept_tokens,
         ),
         # It may have begun to wait before it was first heard of.
         seconds=max(stretch.seconds - stretch.waited_seconds, 0.1 * stretch.seconds),
