@@ -11,6 +11,8 @@ are split, `--learner-gpus` of them learn and the others generate, one GPU an ac
     static      synchronous, split
     async-1     `async.maxStaleness: 1`, split
     async-2     `async.maxStaleness: 2`, split
+    async-1-switch, async-2-keep
+                with `newWeights: switch` and `tooStale: downweight`, the second also with `kvCache: keep`
     async-2-repack, async-2-none
                 the same with `migration.policy: repack` (Laminar's) and `none` in the place of `benefit`
 
@@ -48,6 +50,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "static": {"planning": {"policy": "even"}},
     "async-1": {"planning": {"policy": "even"}, "async": {"maxStaleness": 1}},
     "async-2": {"planning": {"policy": "even"}, "async": {"maxStaleness": 2}},
+    "async-1-switch": {
+        "planning": {"policy": "even"},
+        "async": {"maxStaleness": 1, "newWeights": "switch", "tooStale": "downweight"},
+    },
+    "async-2-keep": {
+        "planning": {"policy": "even"},
+        "async": {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep", "tooStale": "downweight"},
+    },
     "async-2-repack": {
         "planning": {"policy": "even", "migration": {"policy": "repack"}},
         "async": {"maxStaleness": 2},
