@@ -139,6 +139,16 @@ def asynchrony_of(
     return Asynchrony(ahead.max_staleness, pause, recomputes, actors, lag, history.mean(PUBLISHING))
 
 
+def note_publishing(history: History, metrics: Mapping[str, float]) -> None:
+    """Learn the time of a publication during which the learner could take the next step.
+
+    Args:
+        metrics: of the publication; without a time if it had ended before.
+    """
+    if (seconds := metrics.get("seconds/publish")) is not None:
+        history.add(PUBLISHING, seconds)
+
+
 def setting_of(
     spec: RLHFJobSpec,
     limits: Limits,

@@ -8,13 +8,12 @@ from typing import Any, Self
 
 from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.planner.step.async_planning import PUBLISHING
 from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.records.mismatch import EXPLAINED
 from rlhfless_operator.records.status import LearnersStatus
-from rlhfless_operator.training.costs.generation_plan import GenerationPlan
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan, note_publishing
 from rlhfless_operator.training.instances.gang import AttemptError, GangBrokenError, GangIncompleteError, run_together
 from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.requests.tasks import RETRY_SECONDS, check_retry
@@ -151,13 +150,8 @@ class Learning:
             return {} if not self._task.cancelled() and self._task.exception() is None else None
         size = int(listener.metrics.get("weights/bytes", 0))
         self._run.weights_traffic.published(self._before.weights.version, size, listener.place)
-        self._published_beside(listener.metrics)
+        note_publishing(self._run.cost_model.history, listener.metrics)
         return listener.metrics
-
-    def _published_beside(self, metrics: dict[str, float]) -> None:
-        """Learn the time of a publication during which the learner could take the next step."""
-        if (seconds := metrics.get("seconds/publish")) is not None:
-            self._run.cost_model.history.add(PUBLISHING, seconds)
 
     async def goes_on_until(self, other: asyncio.Task[Any]) -> bool:
         """Wait until the step is published, or until another task has succeeded while a learner publishes the step.
@@ -211,7 +205,7 @@ class Learning:
         again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
         if self._listener.learned is not None:
-            self._published_beside(learned.metrics)
+            note_publishing(run.cost_model.history, learned.metrics)
         if learned.checkpoint is not None:
             run.learners.recover()
         # The watch of the next rollout decides, which knows when the next step is learnt. It alone saves a state.
