@@ -1,5 +1,5 @@
-"""A live actor behind real Knative: samples join it one by one, while nobody reads its answer, and by the thousand. The
-times are printed, or kept in a file."""
+"""Samples join a live actor behind real Knative, one by one and by the thousand. The test prints the times, or keeps
+them in a file."""
 
 import json
 import os

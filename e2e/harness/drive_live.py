@@ -1,8 +1,8 @@
 """One live actor by hand, from inside the cluster: `python - JOB-FILE ROOT SERVICE-TEMPLATE TOKEN < drive_live.py`.
 
-Runs in the operator's image. First samples join one by one. Then many join while nobody reads what the actor says. Then
-many more join as fast as they are decoded, in several requests, as the loop makes them. Prints a line of JSON for each
-part.
+It runs in the operator's image and has three parts. Samples join one by one. Many samples join while nobody reads the
+answer. Many more join as fast as they are decoded, in several requests, as the loop makes them. Each part prints a line
+of JSON.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
 """The emulated GPU: what every engine does with a share, at a latency model's pace, on a clock of the test's own."""
 
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,84 +13,31 @@ from hypothesis import strategies as st
 from rlhfless_functions.api import EngineRoom, WeightsReference
 from rlhfless_functions.data.traces import TraceRows, write_trace_rows
 from rlhfless_functions.generation.engines.base import SequenceResult, SequenceTask
-from rlhfless_functions.generation.engines.emulated import EOS, EmulatedBatch, EmulatedEngine
+from rlhfless_functions.generation.engines.emulated import EOS, EmulatedEngine
 from rlhfless_functions.generation.engines.seeds import sample_seed
 from rlhfless_functions.runtime.task import TaskError
-from rlhfless_functions.settings import ModelSettings, SamplingSettings
-from rlhfless_functions.settings.emulation import EmulationSettings
-
-MODEL = ModelSettings(source="nothing")
-SAMPLING = SamplingSettings(max_prompt_tokens=64, max_response_tokens=24)
-PROMPTS, SAMPLES, EPOCHS = 8, 3, 2
-
-
-def wanted(epoch: int, prompt: int, sample: int) -> int:
-    """Lengths of one to thirty tokens; those above the longest response are truncated."""
-    return random.Random(f"{epoch}/{prompt}/{sample}").randint(1, 30)
+from tests.generation.engines.emulated_runs import (
+    EPOCHS,
+    MODEL,
+    PROMPTS,
+    SAMPLES,
+    SAMPLING,
+    Clock,
+    continued,
+    emulation,
+    engine_of,
+    finish,
+    share,
+    wanted,
+    write_lengths,
+)
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
-    epoch, prompt, sample = np.indices((EPOCHS, PROMPTS, SAMPLES)).reshape(3, -1)
-    lengths = [wanted(*key) for key in zip(epoch.tolist(), prompt.tolist(), sample.tolist(), strict=True)]
     uri = str(tmp_path_factory.mktemp("trace") / "trace.parquet")
-    write_trace_rows(uri, TraceRows(prompt, epoch, sample, prompt + 1, np.array(lengths)))
+    write_lengths(uri)
     return uri
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def emulation(trace: str, **changes: float) -> EmulationSettings:
-    numbers: dict[str, float] = {
-        "step_seconds": 1.0,
-        "sequence_seconds": 0.25,
-        "context_seconds": 0.5,
-        "prefill_token_seconds": 0.0,
-    }
-    return EmulationSettings(trace=trace, prompts_per_step=PROMPTS, kv_tokens=10_000, **numbers | changes)
-
-
-def engine_of(trace: str, version: int = 0, **changes: float) -> tuple[EmulatedEngine, Clock]:
-    clock = Clock()
-    engine = EmulatedEngine(emulation(trace, **changes), clock=clock, sleep=clock.sleep)
-    engine.load(MODEL, WeightsReference(version=version, uri="w"))
-    return engine, clock
-
-
-def share(prompts: int = PROMPTS, samples: int = SAMPLES) -> list[SequenceTask]:
-    return [
-        SequenceTask(prompt, index, [7] * (prompt + 1), sample_seed(0, "training", 1, prompt, index))
-        for prompt in range(prompts)
-        for index in range(samples)
-    ]
-
-
-def finish(run: EmulatedBatch) -> dict[tuple[int, int], SequenceResult]:
-    results = {}
-    while run.running or run.waiting:
-        results |= {(result.prompt, result.index): result for result in run.step()}
-    return results
-
-
-def continued(tasks: list[SequenceTask], partials: list[SequenceResult]) -> list[SequenceTask]:
-    known = {(each.prompt, each.index): each for each in partials}
-    return [
-        SequenceTask(each.prompt, each.index, each.prompt_tokens, each.seed, partial.response_tokens, partial.log_probs)
-        if (partial := known.get((each.prompt, each.index)))
-        else each
-        for each in tasks
-    ]
 
 
 # --- what comes out ----------------------------------------------------------------------------------------------
@@ -361,60 +307,6 @@ read_trace_rows({trace!r})
 print(sorted({{"torch", "transformers", "pandas", "datasets"}} & set(sys.modules)))
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_drafting_takes_fewer_passes_and_gives_the_same_tokens(trace: str) -> None:
-    # A pass of one sequence takes 1 s and 0.1 s for each drafted row: with one draft that is always right it gives 2.
-    numbers = {"sequence_seconds": 0.0, "context_seconds": 0.0, "draft_seconds": 0.1}
-    chances = {"draft_coverage": 1.0, "draft_acceptance": 1.0, "longest_draft": 1}
-    task = next(task for task in share() if wanted(0, task.prompt, task.index) == 24 or task.index == 0)
-    length = min(24, wanted(0, task.prompt, task.index))
-    plain, plain_clock = engine_of(trace, **numbers)
-    expected = finish(plain.start([task], SAMPLING, None, ["a step before"]))
-    assert plain_clock.now - 100.0 == pytest.approx(length)
-    engine, clock = engine_of(trace, **numbers, **chances)
-    run = engine.start([task], SAMPLING, None, ["a step before"])
-    assert run.room.longest_draft == 1
-    assert finish(run) == expected
-    passes = -(-length // 2)
-    assert clock.now - 100.0 == pytest.approx(1.1 * passes)
-    counts = run.decoding()
-    assert (counts.passes, counts.sequence_passes, counts.tokens, counts.drafted) == (passes, passes, length, passes)
-    assert counts.matched == counts.looked_up == passes
-
-
-@pytest.mark.parametrize("drafts", [None, []])
-def test_without_responses_to_draft_from_nothing_is_drafted(trace: str, drafts: list[str] | None) -> None:
-    engine, clock = engine_of(trace, draft_coverage=1.0, draft_acceptance=1.0)
-    begun = clock.now
-    run = engine.start(share(), SAMPLING, None, drafts)
-    finish(run)
-    took = clock.now - begun
-    plain, clock = engine_of(trace)
-    begun = clock.now
-    finish(plain.start(share(), SAMPLING, None))
-    assert took == pytest.approx(clock.now - begun)
-    assert (run.decoding().drafted, run.decoding().looked_up) == (0, 0)
-    assert run.decoding().tokens == run.decoding().sequence_passes
-
-
-@settings(max_examples=20, deadline=None)
-@given(coverage=st.sampled_from([0.0, 0.4, 1.0]), acceptance=st.sampled_from([0.0, 0.5, 0.9]), stop=st.integers(1, 12))
-def test_cut_anywhere_a_drafted_share_has_the_same_responses(
-    trace: str, coverage: float, acceptance: float, stop: int
-) -> None:
-    engine, clock = engine_of(trace, draft_coverage=coverage, draft_acceptance=acceptance, draft_seconds=0.01)
-    plain, plain_clock = engine_of(trace)
-    expected = finish(plain.start(share(), SAMPLING, None))
-    run = engine.start(share(), SAMPLING, None, ["a step before"])
-    done = {}
-    for _ in range(stop):
-        done |= {(result.prompt, result.index): result for result in run.step()}
-    rest = [task for task in share() if (task.prompt, task.index) not in done]
-    if rest:
-        done |= finish(engine.start(continued(rest, run.unfinished()), SAMPLING, None, ["a step before"]))
-    assert done == expected
-    assert clock.now <= plain_clock.now + 24
 
 
 def test_a_sequence_that_acts_ends_with_each_turn_and_goes_on_behind_what_it_was_given(tmp_path: Path) -> None:

@@ -143,8 +143,7 @@ async def test_a_learner_is_asked_for_once_it_takes_no_gpu_that_others_wait_for(
 async def test_only_a_learner_whose_state_is_saved_is_let_go_as_cheaply_as_that(
     watched: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an asynchronous job nobody saves it, and a fresh learner repeats all steps since the checkpoint. A rehearsed
-    one was let go for 15 s without work, and its successor repeated steps for 82 s."""
+    """An asynchronous job saves no state. So a fresh learner repeats all steps since the checkpoint."""
     monkeypatch.setattr(learning, "RETRY_SECONDS", 0.0)
     step = Step(watched=watched)
     async with asyncio.timeout(PATIENCE), step.learning:

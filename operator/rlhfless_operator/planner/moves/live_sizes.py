@@ -38,9 +38,10 @@ class Batches:
         return max(0, min(self.actors, wanted) - there)
 
     def room(self, unfinished: Mapping[int, int], there: int, group: int, *, may_open: bool) -> int:
-        """Return how many samples an actor may have now: an even part of all, and a group more, so that one always
-        finds room. So actors that open later find work. If no other opens, a group may wait in an instance for the next
-        free places of its batch.
+        """Return how many samples an actor may have now.
+
+        An actor may have an even part of all samples, which leaves work for actors that open later, and a group more.
+        If no other actor opens, a group may wait in the instance for free places of its batch.
 
         Args:
             unfinished: unfinished samples of each version.
