@@ -20,6 +20,7 @@ WARM = (
     "rlhfless_functions.serving.fork_server",
     "rlhfless_operator",
     "tests.learning.gang_member",
+    "tests.learning.leaving_rank",
     "tests.learning.moving_rank",
     "tests.training.altered_functions",
 )

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ class Ranks:
     """Process group for data other than the model's tensors. It always uses the host's memory."""
     of_instance: int | None = None
     """Ranks of each instance; by default all of them."""
+    own: Any = None
+    """Process group of this instance's ranks, if there are several instances."""
 
     @property
     def place(self) -> int:
@@ -58,6 +60,16 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+    def await_own(self) -> None:
+        """Wait until every rank of this instance calls this. Then none of them owes other instances a part of what was
+        exchanged before, and the instance may end them.
+
+        A rank returns from an exchange once it has every value, while another rank of its instance may still have to
+        pass values on.
+        """
+        if self.own is not None:
+            dist.barrier(group=self.own)
 
     def deal(self, weights: Sequence[int]) -> list[int]:
         """Divide items among the ranks, with about the same weight for each. Every rank computes the same division.
@@ -129,4 +141,10 @@ def join(seat: Seat) -> Ranks:
     dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=_PASSING)
     mesh = init_device_mesh(kind, (seat.size,))
     control = dist.new_group(backend="gloo", timeout=_PASSING)
-    return Ranks(seat.rank, seat.size, mesh, control, seat.of_instance)
+    ranks = Ranks(seat.rank, seat.size, mesh, control, seat.of_instance)
+    if ranks.instances == 1:
+        return ranks
+    everyone, share = range(seat.size), seat.size // ranks.instances
+    instances = [list(everyone[first : first + share]) for first in everyone[::share]]
+    own, _ = dist.new_subgroups_by_enumeration(instances, timeout=_PASSING, backend="gloo")
+    return replace(ranks, own=own)

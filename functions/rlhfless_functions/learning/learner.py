@@ -100,9 +100,10 @@ class Learner:
             step = check_steps(taken)
             with ends_where_stuck(taken.gang, context):
                 self._call_ranks(taken, request, context)
-                if isinstance(request, TakeUpRequest):
-                    return self._take_up_ahead(taken, context)
-                return self._learn(request, step, context)
+                loads = isinstance(request, TakeUpRequest)
+                result = self._take_up_ahead(taken, context) if loads else self._learn(taken, step, context)
+                self._ranks.await_own()
+                return result
         except torch.OutOfMemoryError as error:
             self._publisher.settle(lambda: check(context, request.key.step))
             self.close()
