@@ -49,6 +49,9 @@ from rlhfless_operator.training.requests.rehearsal import emulation_of
 BEGIN, END = 1, 1
 """Steps that are left out at each end: instances start in the first, and the last one learns from all that is left."""
 
+START_SECONDS = 2.0
+"""Emulated seconds in which an instance starts."""
+
 
 def job_of(
     scenario: Scenario, system: Rollouts, split: Split, trace: Path, runs: Path, steps: int, time_scale: float
@@ -188,7 +191,7 @@ def compare(
     scenario: Scenario, system: Rollouts, split: Split | None, *, steps: int, sequences: int | None, time_scale: float
 ) -> dict[str, Any]:
     """Run both sides."""
-    scenario = replace(scenario, epochs=-(-steps // scenario.steps_per_epoch))
+    scenario = replace(scenario, epochs=-(-steps // scenario.steps_per_epoch), startup_seconds=START_SECONDS)
     trace = scenario.draw_trace(seed=0)
     if split is None:
         static = run_synchronous(scenario, "static", trace, 0, TUNING_STEPS)

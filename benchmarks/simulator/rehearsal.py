@@ -1,11 +1,12 @@
-"""A rehearsed job, and what each of its instances did when.
+"""A rehearsed job, what each of its instances did when, and the same job in the simulator.
 
-    python benchmarks/simulator/rehearsal.py [--actors 8] [--preparers 1] [--learner-gpus 4] [--json FILE]
+    python benchmarks/simulator/rehearsal.py [SCENARIO] [--actors 8] [--preparers 1] [--learner-gpus 4] [--steps 4]
+        [--time-scale 1] [--json FILE]
 
-The driver, its plans and its moves are real; the GPUs are emulated. The job has the lengths and the model of the
-scenario paper-3b-gsm8k-grpo. Seconds are measured ones, divided by the time scale. The less that is, the more the time
-of this machine weighs. It also prints the share of the GPU-seconds held that is work, from the second step on. Loading
-a learner's state and saving it are no work.
+The driver, its plans and its moves are real; the GPUs are emulated. The job has the lengths and the model of a
+scenario. Seconds are measured ones, divided by the time scale. The less that is, the more the time of this machine
+weighs. It also prints the share of the GPU-seconds held that is work, from the second step on. Loading a learner's
+state and saving it are no work. The simulator takes the same steps, with the same prompts, starts and publications.
 """
 
 import argparse
@@ -13,22 +14,31 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.records import described_run, write_record
-from benchmarks.shared.rehearsed_jobs import job_of_scenario, write_trace_of
-from rlhfless_operator.simulator.scenarios import find_scenario
+import numpy as np
 
-_SCENARIO = "paper-3b-gsm8k-grpo"
-_STEPS = 4
+from benchmarks.shared.records import described_run, write_record
+from benchmarks.shared.rehearsed_jobs import job_of_scenario
+from benchmarks.simulator.asynchronous_rehearsal import START_SECONDS
+from rlhfless_operator.job.spec import RLHFJob
+from rlhfless_operator.records.record import StepRecord
+from rlhfless_operator.simulator.own_stages import OwnStages
+from rlhfless_operator.simulator.policies import find_policy
+from rlhfless_operator.simulator.scenarios import SCENARIOS, Scenario, find_scenario
+from rlhfless_operator.simulator.steps import Run
+from rlhfless_operator.simulator.traces import RecordedTrace, Trace, TraceStep, write_trace
+from rlhfless_operator.training.data.cursor import DataCursor
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The instances of the job."""
+    """The job."""
 
+    scenario: str
+    steps: int
     actors: int
     preparers: int | None
     """Most instances that prepare; None to leave it to the plan."""
@@ -36,16 +46,15 @@ class Setting:
     time_scale: float
 
 
-def job(trace: Path, runs: Path, setting: Setting) -> dict[str, Any]:
+def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[str, Any]:
     """Return the job's document."""
-    scenario = find_scenario(_SCENARIO)
     document = job_of_scenario(
         scenario,
         "rehearsal",
         trace,
-        steps=_STEPS,
+        steps=setting.steps,
         learner_gpus=setting.learner_gpus,
-        startup_seconds=scenario.startup_seconds,
+        startup_seconds=START_SECONDS,
         time_scale=setting.time_scale,
     )
     document["spec"]["artifacts"] = {"uri": str(runs)}
@@ -56,11 +65,15 @@ def job(trace: Path, runs: Path, setting: Setting) -> dict[str, Any]:
 
 
 def rehearse(folder: Path, setting: Setting) -> dict[str, Any]:
-    """Run the job in a folder; its steps, and the spans of its instances."""
-    trace, time_scale = folder / "trace.parquet", setting.time_scale
-    write_trace_of(find_scenario(_SCENARIO), _STEPS, trace, seed=0)
+    """Run the job in a folder; its steps, the spans of its instances, and the steps in the simulator."""
+    scenario, time_scale = find_scenario(setting.scenario), setting.time_scale
+    scenario = replace(scenario, epochs=-(-setting.steps // scenario.steps_per_epoch))
+    trace, lengths = folder / "trace.parquet", scenario.draw_trace(seed=0)
+    write_trace(trace, lengths)
     file, runs = folder / "job.json", folder / "runs"
-    file.write_text(json.dumps(job(trace, runs, setting)))
+    document = job(scenario, trace, runs, setting)
+    file.write_text(json.dumps(document))
+    forecast = simulated(scenario, setting, drawn(RLHFJob.model_validate(document), lengths, setting.steps))
     rlhfless = "from rlhfless_operator.cli import main; main()"
     subprocess.run([sys.executable, "-c", rlhfless, "run", str(file)], check=True, cwd=folder, stdout=sys.stderr)
     metrics, ledger = (_lines(runs / "rehearsal" / name) for name in ("metrics.jsonl", "ledger.jsonl"))
@@ -68,32 +81,70 @@ def rehearse(folder: Path, setting: Setting) -> dict[str, Any]:
         {**span, "start": round(span["start"] / time_scale, 2), "end": round(span["end"] / time_scale, 2)}
         for span in ledger
     ]
-    return {"steps": [_step(record, time_scale) for record in metrics], "spans": spans}
+    return {"steps": [_step(record, setting) for record in metrics], "simulated": forecast, "spans": spans}
 
 
-def _step(record: dict[str, Any], time_scale: float) -> dict[str, Any]:
+def drawn(document: RLHFJob, trace: Trace, steps: int) -> RecordedTrace:
+    """Return the lengths of the steps, with the prompts that the job draws."""
+    cursor, size = DataCursor(trace.prompts, document.spec.seed, shuffle=document.spec.data.shuffle), 0
+    recorded = []
+    for _ in range(steps):
+        epoch, prompts = size // trace.prompts, cursor.draw(document.spec.batch.prompts_per_step)
+        size += len(prompts)
+        recorded.append(TraceStep(epoch, {each: trace.response_tokens[epoch, each].tolist() for each in prompts}))
+    return RecordedTrace(trace.prompt_tokens, recorded)
+
+
+def simulated(scenario: Scenario, setting: Setting, lengths: RecordedTrace) -> list[dict[str, Any]]:
+    """Return the steps in the simulator, on GPUs enough for all instances."""
+    scenario = replace(
+        scenario,
+        gpus=(setting.actors + 1) * scenario.gpus_per_instance + setting.learner_gpus,
+        startup_seconds=START_SECONDS,
+        trainer_start_seconds=START_SECONDS,
+        sleeps=False,
+        # The emulated learner publishes within its update.
+        publishing_seconds=0.0,
+        store_rate=1e18,
+    )
+    run = Run(scenario, find_policy("rlhfless"), lengths, 0, OwnStages(scenario, setting.learner_gpus, follows=True))
+    found = [run.step(groups) for groups in lengths.steps(0, np.random.default_rng(0))]
+    return [
+        {"seconds": round(each.seconds, 2), "gpu_seconds": round(each.gpu_seconds, 1), "actors": each.instances}
+        for each in found
+    ]
+
+
+def _step(record: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    time_scale, own = setting.time_scale, find_scenario(setting.scenario).gpus_per_instance
+    gpus = {"generation": own, "preparation": own, "learning": setting.learner_gpus}
+    ledger = StepRecord.model_validate(record).ledger
+    held = sum(gpus[stage] * spent.seconds for stage, spent in ledger.items())
     stages = {name: round(value / time_scale, 2) for name, value in record["stages"].items()}
     taking_up = sum(record["metrics"].get(f"seconds/{part}", 0.0) for part in ("load", "replay"))
     return {
         "step": record["step"],
         "seconds": round(record["seconds"] / time_scale, 2),
+        "gpu_seconds": round(held / time_scale, 1),
         "stages": stages,
         "actors": record["plan"]["actors"],
         "preparers": record["plan"]["preparers"],
+        "holds": bool(record["plan"].get("holds")),
         "taking_up": round(taking_up / time_scale, 2),
     }
 
 
-def gpu_seconds(result: dict[str, Any], learner_gpus: int) -> dict[str, dict[str, float]]:
+def gpu_seconds(result: dict[str, Any], setting: Setting) -> dict[str, dict[str, float]]:
     """Return the GPU-seconds of each stage from the second step on, by state; `work` is what is left of `busy` without
     the seconds in which learners load their state or repeat steps."""
     steps, found = result["steps"], dict[str, dict[str, float]]()
+    own, learner_gpus = find_scenario(setting.scenario).gpus_per_instance, setting.learner_gpus
     ends = sorted(span["end"] for span in result["spans"] if span["stage"] == "learning" and span["state"] == "busy")
     since = next(end for end in ends if end >= steps[0]["seconds"] - 1)
     for span in result["spans"]:
         seconds = max(0.0, span["end"] - max(since, span["start"]))
         if span["state"] != "asleep" and seconds:
-            stage, gpus = span["stage"], learner_gpus if span["stage"] == "learning" else 1
+            stage, gpus = span["stage"], learner_gpus if span["stage"] == "learning" else own
             by_state = found.setdefault(stage, {})
             by_state[span["state"]] = by_state.get(span["state"], 0.0) + gpus * seconds
     for stage, by_state in found.items():
@@ -109,19 +160,29 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     """Rehearse, print a line for each step, and write the file."""
     parser = argparse.ArgumentParser(description="A rehearsed job.")
+    parser.add_argument("scenario", nargs="?", default=next(iter(SCENARIOS)))
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--actors", type=int, default=8, help="most of them")
     parser.add_argument("--preparers", type=int, default=None, help="most of them; by default the plan's choice")
     parser.add_argument("--learner-gpus", type=int, default=4)
     parser.add_argument("--time-scale", type=float, default=1.0, help="seconds here for each emulated one")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     given = parser.parse_args()
-    setting = Setting(given.actors, given.preparers, given.learner_gpus, given.time_scale)
+    setting = Setting(given.scenario, given.steps, given.actors, given.preparers, given.learner_gpus, given.time_scale)
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         result = rehearse(Path(name), setting)
-    for step in result["steps"]:
-        print(f"step {step['step']}: {step['seconds']:.1f} s, {step['actors']} actors, {step['preparers']} prepare")
+    for step, forecast in zip(result["steps"], result["simulated"], strict=True):
+        seconds, held = (forecast[name] / step[name] - 1 for name in ("seconds", "gpu_seconds"))
+        print(
+            f"step {step['step']}: {step['seconds']:.1f} s (simulated {seconds:+.1%}), {step['gpu_seconds']:.0f}"
+            f" GPU-seconds ({held:+.1%}), {step['actors']} actors ({forecast['actors']}), {step['preparers']} prepare"
+            f"{', all stay' if step['holds'] else ''}"
+        )
+    for name in ("seconds", "gpu_seconds"):
+        real, forecast = (sum(each[name] for each in result[side][1:]) for side in ("steps", "simulated"))
+        print(f"{name} from the second step on: {real:.0f}, simulated {forecast:.0f} ({forecast / real - 1:+.1%})")
     held, work = 0.0, 0.0
-    for stage, by_state in gpu_seconds(result, setting.learner_gpus).items():
+    for stage, by_state in gpu_seconds(result, setting).items():
         of_stage = sum(seconds for state, seconds in by_state.items() if state != "work")
         held, work = held + of_stage, work + by_state["work"]
         states = ", ".join(f"{state} {seconds:.0f}" for state, seconds in by_state.items())
@@ -129,8 +190,7 @@ def main() -> None:
             f"{stage}: {of_stage:.0f} GPU-seconds from the second step on ({states}): {by_state['work'] / of_stage:.0%}"
         )
     print(f"all stages: {held:.0f} GPU-seconds, of which {work / held:.1%} are work")
-    about = {"scenario": _SCENARIO, "steps": _STEPS, **asdict(setting)}
-    record = described_run(["rlhfless"]) | {"setting": about}
+    record = described_run(["rlhfless"]) | {"setting": asdict(setting)}
     write_record({**record, **result}, given.json)
 
 

@@ -38,6 +38,13 @@ def test_chunks_become_smaller_towards_the_end() -> None:
     assert sizes[0] == 10 and sizes[-1] == 1 and sizes == sorted(sizes, reverse=True)
 
 
+def test_an_instance_that_waits_for_longer_than_a_wake_sleeps() -> None:
+    completions, ones = np.array([0.0, 11.5, 100.0]), np.ones(3)
+    found = prepare_in_chunks(completions, ones, ones, 1, begin=10.0, wake_seconds=2.0)
+    assert [piece.ready for piece in found.pieces] == [13.0, 14.0, 103.0]
+    assert found.held_seconds == 3.0 + 1.0 + 3.0
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[Piece], np.ndarray, np.ndarray]:
     rows = draw(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=12))
@@ -65,11 +72,17 @@ def test_on_slots_a_learner_is_charged_while_it_idles_between_its_tasks_and_wake
     assert run.gpu_seconds == 2 * (120.0 - 10.0)
 
 
+def test_on_slots_a_learner_that_knows_nothing_begins_with_half_of_the_groups() -> None:
+    pieces = [Piece(10.0 * number, 2.0, [number]) for number in range(1, 5)]
+    run = follow_on_slots(pieces, None, np.full(4, 2.0), WAKE, 1, 0.0)
+    assert (run.asked, run.end) == ((20.0,), 42.0)
+
+
 def test_a_learner_with_gpus_of_its_own_may_wait_on_them() -> None:
     pieces = [Piece(10.0, 2.0, [0]), Piece(20.0, 2.0, [1])]
-    stays = follow_apart(pieces, np.array([10.0, 20.0]), WAKE, 2, None, 1.0)
+    stays = follow_apart(pieces, np.array([10.0, 20.0]), np.full(2, 2.0), WAKE, 2, None, 1.0)
     assert (stays.end, stays.gpu_seconds) == (23.0, 46.0)
-    comes = follow_apart(pieces, np.array([10.0, 20.0]), WAKE, 2, np.full(2, -np.inf), 1.0)
+    comes = follow_apart(pieces, np.array([10.0, 20.0]), np.full(2, 2.0), WAKE, 2, np.full(2, -np.inf), 1.0)
     assert comes.end == pytest.approx(23.0, abs=0.5)
     assert comes.gpu_seconds < stays.gpu_seconds
 

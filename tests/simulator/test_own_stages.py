@@ -31,7 +31,11 @@ def test_the_learner_begins_when_the_last_group_is_prepared_and_wakes_first_on_s
     last_group = 2.0
     published = SLEEPING.update_seconds - SLEEPING.publishing_seconds + SLEEPING.store_seconds(4)
     assert run.asked[-1] == pytest.approx(30 + last_group)
-    assert run.end == pytest.approx(30 + last_group + 3.0 + 60 / 4 + published)
+    moved = 12 * SLEEPING.model.parameters / (4 * 0.8 * SLEEPING.gpu.host_bandwidth)
+    assert run.end == pytest.approx(30 + last_group + 2.0 + moved + 60 / 4 + published)
+    # It leaves its GPUs once its state is in the host's memory.
+    waking, working = SLEEPING.preparer_start_seconds, 6.0
+    assert run.gpu_seconds == pytest.approx(4 * (run.end - run.asked[-1] + moved) + waking + working + last_group)
 
 
 def test_a_forecast_hides_the_start_of_a_whole_pod_and_not_the_load_of_its_state() -> None:
@@ -42,7 +46,8 @@ def test_a_forecast_hides_the_start_of_a_whole_pod_and_not_the_load_of_its_state
     assert run.asked[-1] == pytest.approx(32.0 - 3.0)
     assert run.end == pytest.approx(32.0 + state + 60 / 4 + published)
     # Saving is charged as well as loading, and so is preparation with its start.
-    assert run.gpu_seconds == pytest.approx(4 * (run.end - 29.0 + state) + 32.0 - (30 - 6.0 - 2.0))
+    preparation = 32.0 - (30 - 6.0 - pods.preparer_start_seconds)
+    assert run.gpu_seconds == pytest.approx(4 * (run.end - 29.0 + state) + preparation)
 
 
 def test_a_learner_that_would_wait_for_less_than_a_switch_is_kept() -> None:
@@ -122,7 +127,13 @@ def test_a_step_is_that_of_a_rehearsed_job() -> None:
     """benchmarks/simulator/results/rehearsal.json: real processes took 91 to 93 s and 344 GPU-seconds a step."""
     best = SCENARIOS["paper-3b-gsm8k-grpo"]
     rehearsed = dataclasses.replace(
-        best, gpus=13, trainer_start_seconds=2.0, sleeps=False, publishing_seconds=0.0, store_rate=1e15
+        best,
+        gpus=13,
+        startup_seconds=2.0,
+        trainer_start_seconds=2.0,
+        sleeps=False,
+        publishing_seconds=0.0,
+        store_rate=1e15,
     )
 
     class OnePreparer(OwnStages):

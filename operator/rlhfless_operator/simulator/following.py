@@ -8,7 +8,7 @@ import numpy as np
 
 from rlhfless_operator.planner.step.chunks import least_chunk
 from rlhfless_operator.planner.step.overlap import Floats, TrainerRun, queue
-from rlhfless_operator.planner.step.pace import LearnerPace, run_paced
+from rlhfless_operator.planner.step.pace import LearnerPace, begins_unknown, run_paced
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,10 @@ def follow_on_slots(
         came = [piece for piece in pieces[done:] if piece.ready <= now]
         coming = [group for piece in pieces[done + len(came) :] for group in piece.groups]
         backlog = sum(piece.seconds for piece in came)
-        begin = now if expected is None else pace.begins(now, backlog, expected[coming], learning[coming])
+        if expected is None:
+            begin = now if begins_unknown(len(learning) - len(coming), len(learning)) else math.inf
+        else:
+            begin = pace.begins(now, backlog, expected[coming], learning[coming])
         if begin > now and now < complete:
             # A group that comes changes the forecast.
             after = [piece.ready for piece in pieces[done:] if piece.ready > now]
@@ -101,6 +104,7 @@ def follow_on_slots(
 def follow_apart(
     pieces: Sequence[Piece],
     expected: Floats,
+    learning: Floats,
     pace: LearnerPace,
     gpus: int,
     free_from: Floats | None,
@@ -110,14 +114,15 @@ def follow_apart(
 
     Args:
         expected: [groups] moments at which they were expected.
+        learning: [groups] seconds of the learner.
         pace: says when it begins, and when it is let go.
         free_from: [GPUs] moments from which they are free; None if the learner is there all the time.
         update_seconds: of the optimizer's step and the publication of the weights.
     """
-    ready = np.array([piece.ready for piece in pieces])
-    seconds = np.array([piece.seconds for piece in pieces])
+    ready = np.empty(len(learning))
+    for piece in pieces:
+        ready[list(piece.groups)] = piece.ready
     if free_from is None:
-        end = float(queue(ready, seconds).max()) + update_seconds
+        end = float(queue(ready, learning).max()) + update_seconds
         return TrainerRun(end, gpus, gpus * end, (0.0,) * gpus)
-    foreseen = np.array([float(expected[list(piece.groups)].max()) for piece in pieces])
-    return run_paced(ready, foreseen, seconds * gpus, free_from, gpus, pace, update_seconds=update_seconds)
+    return run_paced(ready, expected, learning * gpus, free_from, gpus, pace, update_seconds=update_seconds)

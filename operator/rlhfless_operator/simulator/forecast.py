@@ -10,7 +10,7 @@ import numpy as np
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.step.async_planning import lag_of_pieces
-from rlhfless_operator.planner.step.chunks import before_last_chunk
+from rlhfless_operator.planner.step.chunks import before_last_chunk, first_chunk
 from rlhfless_operator.planner.step.least_period import least_period
 from rlhfless_operator.planner.step.loads import Loads, SampleLoad
 from rlhfless_operator.planner.step.overlap import queue
@@ -178,7 +178,8 @@ class Forecast:
         tokens = np.bincount(self._loads.group, self._loads.context + self._loads.length)
         share = tokens / tokens.sum()
         preparers = self._matching([each.expected_seconds - self._startup for each in plan.shares], 0).instances
-        prepared = queue(completions, others.preparation * share, preparers)
+        begun = np.maximum(completions, first_chunk(completions, preparers))
+        prepared = queue(begun, others.preparation * share, preparers)
         learnt = float(queue(prepared, others.beside * share).max())
         last = float(prepared.max()) + others.beside - before_last_chunk(others.beside)
         return min(whole, max(learnt, last) + others.seconds - others.beside)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlhfless_operator.planner.latency.roofline import HOST_UTILISATION
 from rlhfless_operator.planner.moves.rules import WaitingLearner
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.step.chunks import CHUNKS_PER_STEP, before_last_chunk
@@ -20,7 +21,8 @@ from rlhfless_operator.simulator.scenarios import Scenario
 STATE_BYTES = 16
 """Bytes of a trained parameter on the learner's GPUs: weights, gradients and Adam's two moments in float32."""
 _SAVED_BYTES = 12
-"""Those of them that a learner saves before it is let go, and loads when it starts: all but the gradients."""
+"""Those of them that a learner saves before it is let go or sleeps, and loads when it starts or wakes: all but the
+gradients."""
 _STATE_RATE = 2e9
 """Bytes per second of a GPU's state, either way, as in rehearsals."""
 _MOST_PREPARERS = 64
@@ -58,6 +60,20 @@ class OwnStages:
         return state_parameters(self.scenario) * _SAVED_BYTES / (self.learner_gpus * _STATE_RATE)
 
     @property
+    def move_seconds(self) -> float:
+        """Seconds in which a learner that sleeps copies its state to the host's memory, or back; 0 if it never does."""
+        if not self.scenario.sleeps:
+            return 0.0
+        rate = self.scenario.gpu.host_bandwidth * HOST_UTILISATION
+        return state_parameters(self.scenario) * _SAVED_BYTES / (self.learner_gpus * rate)
+
+    @property
+    def learner_start_seconds(self) -> float:
+        """Seconds until the learner is there: with its state if it slept, else without it."""
+        scenario = self.scenario
+        return scenario.startup_seconds + self.move_seconds if scenario.sleeps else scenario.trainer_start_seconds
+
+    @property
     def most_instances(self) -> int:
         """Most generation instances of a plan. Whole pods of two stages are there at a time, so that starts are
         hidden."""
@@ -85,7 +101,7 @@ class OwnStages:
             return None
         learning = self.scenario.learning_gpu_seconds(tokens) / self.learner_gpus
         actors = self.shared.actors_beside({"preparation": preparers, "learning": self.learner_gpus})
-        return WaitingLearner(actors, before_last_chunk(learning) + self.scenario.trainer_start_seconds, earliest)
+        return WaitingLearner(actors, before_last_chunk(learning) + self.learner_start_seconds, earliest)
 
     def training(self, stayed: tuple[int, int] | None = None) -> Training:
         """Return what the plan of a step knows of both stages: what earlier steps would have measured.
@@ -95,14 +111,14 @@ class OwnStages:
         """
         scenario = self.scenario
         most = min(_MOST_PREPARERS, scenario.instances)
-        start, state = scenario.trainer_start_seconds, self._state_seconds
+        start, state = self.learner_start_seconds, self._state_seconds
         # A wake that nothing hides delays the step; a start that the forecast hides is charged alone.
         hidden = 0.0 if scenario.sleeps else start
         learner = LearnerOption(
             self.learner_gpus,
             scenario.learning_gpu_seconds(1.0) / self.learner_gpus,
             self._after + start - hidden + state,
-            hidden + state,
+            hidden + state + self.move_seconds,
         )
         return Training(
             gpus=scenario.gpus,
@@ -111,7 +127,8 @@ class OwnStages:
             update_seconds=0.0,
             preparation_price=float(scenario.gpus_per_instance),
             preparers=tuple(2**power for power in range(most.bit_length())),
-            preparer_idle_seconds=scenario.startup_seconds,
+            preparer_start_seconds=scenario.preparer_start_seconds if scenario.sleeps else 0.0,
+            preparer_idle_seconds=scenario.preparer_start_seconds,
             learners=(learner,),
             follows=self.follows,
             holding=None if stayed is None else self._holding(*stayed),
@@ -126,15 +143,16 @@ class OwnStages:
         switch = scenario.trainer_start_seconds + 2 * self._state_seconds
         return StagesHolding(
             Staying(actors, scenario.startup_seconds, each),
-            Staying(preparers, scenario.startup_seconds, each),
+            Staying(preparers, scenario.preparer_start_seconds, each),
             Staying(self.learner_gpus if actors else 0, switch),
         )
 
     def stay(self, actors: int, preparers: int, stayed: tuple[int, int]) -> tuple[int, float]:
         """Return the GPUs of instances that all stay, and the GPU-seconds of starting those that did not."""
         scenario, (before, prepared) = self.scenario, stayed
-        fresh = max(0, actors - before) + max(0, preparers - prepared)
-        starts = fresh * scenario.gpus_per_instance * scenario.startup_seconds
+        starts = max(0, actors - before) * scenario.startup_seconds
+        starts += max(0, preparers - prepared) * scenario.preparer_start_seconds
+        starts *= scenario.gpus_per_instance
         starts += 0.0 if before else self.learner_gpus * (scenario.trainer_start_seconds + self._state_seconds)
         return (actors + preparers) * scenario.gpus_per_instance + self.learner_gpus, starts
 
@@ -167,7 +185,7 @@ class OwnStages:
         scenario, each = self.scenario, self.scenario.gpus_per_instance
         free = free_gpus(ends, scenario.gpus, each)
         start, total, last = (
-            0.0 if stays else scenario.startup_seconds,
+            0.0 if stays else scenario.preparer_start_seconds,
             float(preparation.sum()),
             float(completions.max()),
         )
@@ -182,14 +200,14 @@ class OwnStages:
         beside = gpus + self.learner_gpus
         together = float(free[beside - 1]) if beside <= len(free) else math.inf
         together = min(together, max(complete, float(free[self.learner_gpus - 1])))
-        start, state = scenario.trainer_start_seconds, self._state_seconds
+        start, state = self.learner_start_seconds, self._state_seconds
         after = float(learning.sum()) / self.learner_gpus + self._after
         if stays or (is_there and not scenario.sleeps and together == -math.inf and complete <= start + 2 * state):
             asked, saved, end = 0.0, 0.0, complete + after
         else:
             asked, saved = max(together, complete if scenario.sleeps else complete - start), state
             end = max(complete, asked + start) + state + after
-        held = self.learner_gpus * (end - asked + saved) + gpus * (complete - prepared.end)
+        held = self.learner_gpus * (end - asked + saved + self.move_seconds) + gpus * (complete - prepared.end)
         moments = (*prepared.asked, *([asked] * self.learner_gpus))
         return TrainerRun(end, self.learner_gpus, held + prepared.gpu_seconds, moments)
 
@@ -215,27 +233,26 @@ class OwnStages:
         scenario, each, gpus = self.scenario, self.scenario.gpus_per_instance, self.learner_gpus
         free, work, last = free_gpus(ends, scenario.gpus, each), learning / gpus, float(completions.max())
         # Preparation begins so early that the learner does not wait for it.
-        wake = 0.0 if stays else scenario.startup_seconds
+        wake = 0.0 if stays else scenario.preparer_start_seconds
         begin = max(0.0, last - float(preparation.sum()) / (preparers * each) - wake - float(work.sum()))
         if scenario.sleeps:
             begin = max(begin, float(free[min(preparers * each, scenario.gpus) - 1]))
-        prepared = prepare_in_chunks(
-            completions, preparation / each, work, preparers, begin=begin, wake_seconds=scenario.startup_seconds
-        )
+        prepared = prepare_in_chunks(completions, preparation / each, work, preparers, begin=begin, wake_seconds=wake)
         complete, beside = prepared.pieces[-1].ready, preparers * each + gpus
         together = float(free[beside - 1]) if beside <= len(free) else math.inf
         together = min(together, max(complete, float(free[gpus - 1])))
-        start, state = scenario.trainer_start_seconds, self._state_seconds
+        start, state = self.learner_start_seconds, self._state_seconds
         latest = complete if expected is None else float(expected.max())
         pace = LearnerPace(start + state, (start + 2 * state) * (1 + time_price / gpus), latest)
         if scenario.sleeps:
             run = follow_on_slots(prepared.pieces, expected, work, pace, gpus, together)
-            run = replace(run, end=run.end + self._after, gpu_seconds=run.gpu_seconds + gpus * self._after)
+            held = run.gpu_seconds + gpus * (self._after + self.move_seconds)
+            run = replace(run, end=run.end + self._after, gpu_seconds=held)
         else:
             assert expected is not None, "whole pods wait for the whole batch in the first step"
             kept = stays or (together == -math.inf and complete <= start + 2 * state)
             usable = None if kept else np.full(gpus, together)
-            run = follow_apart(prepared.pieces, expected, pace, gpus, usable, self._after)
+            run = follow_apart(prepared.pieces, expected, work, pace, gpus, usable, self._after)
             if not kept:
                 run = replace(run, gpu_seconds=run.gpu_seconds + gpus * state)
         return replace(run, gpu_seconds=run.gpu_seconds + prepared.held_seconds * each)

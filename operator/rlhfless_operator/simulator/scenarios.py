@@ -52,12 +52,14 @@ class Scenario:
     """Price of a GPU for an hour, dollars."""
     max_batch: int = 256
     """Most sequences in a decode step: the engine's usual limit."""
-    startup_seconds: float = 2.0
-    """Time to wake an instance that sleeps with its weights in host memory (published: 0.1 to 6 s)."""
+    startup_seconds: float = 0.5
+    """Time until an instance of generation that slept is awake. It dropped its weights, as its next task brings others.
+    `PLATFORMS` says where the figure is from."""
     weight_load_seconds: float = 3.0
     """Time to take the new weights (published: 3.5 s by broadcast). All policies pay it, static actors too."""
-    trainer_start_seconds: float = 3.0
-    """Time to wake the learner with its state from host memory. Assumed. Static actors do not pay it."""
+    trainer_start_seconds: float = 1.0
+    """Time to wake the learner, its state included; see `PLATFORMS`. Static actors do not pay it. What ships takes the
+    time that its state takes (`OwnStages`)."""
     update_seconds: float = 0.5
     """Time of the optimizer's step and of the publication of the weights."""
     publishing_seconds: float = 0.25
@@ -126,13 +128,22 @@ class Scenario:
         """Return the seconds in which our learner publishes new weights; see `store_seconds`."""
         return store_seconds(self.model.weight_bytes, learner_gpus, self.store_rate)
 
+    @property
+    def preparer_start_seconds(self) -> float:
+        """Seconds until an instance of preparation that starts or wakes works: it loads the models that it asks."""
+        return self.startup_seconds + self._asked_models * self.weight_load_seconds
+
+    @property
+    def _asked_models(self) -> int:
+        """Models that preparation asks: the reference policy, and PPO's critic."""
+        return 2 if self.algorithm == "ppo" else 1
+
     def preparation_gpu_seconds(self, tokens: float) -> float:
         """Return the GPU-seconds of forward passes of the reference policy, and of PPO's critic.
 
         A step is one update, so the ratios are 1 and the old policy is not needed.
         """
-        passes = 2 if self.algorithm == "ppo" else 1
-        return passes * 2 * self.model.parameters * tokens / (self.gpu.flops * self.preparation_utilisation)
+        return self._asked_models * 2 * self.model.parameters * tokens / (self.gpu.flops * self.preparation_utilisation)
 
     def learning_gpu_seconds(self, tokens: float) -> float:
         """Return the GPU-seconds of forward and backward passes of the policy, and of PPO's critic."""
@@ -160,7 +171,10 @@ class Platform:
 
 PLATFORMS = {
     # Published: 0.1 to 6 s. Measured with a model of 126 MB on a CPU: 0.3 s.
-    "slots": Platform(2.0, 3.0, sleeps=True),
+    # A GPU changes hands in 0.32 s (p95, real pods on a CPU: e2e/test_hand_over.py), and vLLM wakes without weights in
+    # 0.09 s (a log in vllm-project/vllm issue 29341). The state of a 3B model's learner is on eight L40S in 0.2 s at
+    # 80 % of the bus, and on four in 0.4 s. A GPU has measured 52 GB/s: benchmarks/gpu/results/h200.json.
+    "slots": Platform(0.5, 1.0, sleeps=True),
     # A full start of vLLM in a fresh pod is published as 30 to 135 s.
     "pods": Platform(30.0, 30.0, sleeps=False),
     # Processes are forked from a server that has imported everything; the engine starts anew.
@@ -211,7 +225,6 @@ _LARGE = Scenario(
     epochs=3,
     gpu_hour=GPU_HOUR["H100"],
     weight_load_seconds=6.0,
-    trainer_start_seconds=6.0,
     **_BATCHES["grpo"],
 )
 _TAILS = replace(
@@ -246,8 +259,7 @@ def _users() -> list[Scenario]:
         ),
         Scenario(
             name="h100-64-32b-32k", model=_QWEN_32B, gpus=64, gpus_per_instance=4, prompts_per_step=128,
-            lengths=replace(_REASONING, median=3000, longest=32_768), weight_load_seconds=4.0,
-            trainer_start_seconds=4.0, **common,
+            lengths=replace(_REASONING, median=3000, longest=32_768), weight_load_seconds=4.0, **common,
         ),
     ]  # fmt: skip
 
@@ -260,7 +272,7 @@ SCENARIOS = {scenario.name: scenario for scenario in (*_paper(), _LARGE, _TAILS,
 
 
 def on_platform(scenario: Scenario, name: str) -> Scenario:
-    """Return the scenario with the starts of a platform. Large models keep their longer wakes on slots.
+    """Return the scenario with the starts of a platform.
 
     Raises:
         ValueError: naming all platforms.
@@ -270,8 +282,8 @@ def on_platform(scenario: Scenario, name: str) -> Scenario:
     platform = PLATFORMS[name]
     return replace(
         scenario,
-        startup_seconds=max(platform.startup_seconds, scenario.startup_seconds),
-        trainer_start_seconds=max(platform.trainer_start_seconds, scenario.trainer_start_seconds),
+        startup_seconds=platform.startup_seconds,
+        trainer_start_seconds=platform.trainer_start_seconds,
         sleeps=platform.sleeps,
     )
 

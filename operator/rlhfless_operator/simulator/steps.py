@@ -227,12 +227,14 @@ class Run:
             tokens = sum(each.prompt_tokens + each.expected_tokens for each in foresight.samples().loads)
             rule.learner = self._own.waiting_learner(tokens, self._preparers, self._trainer.begin)
         start = profile.startup_seconds + profile.weight_load_seconds
+        # If not all stages have room at a time, some actors wait until the learner has left its GPUs.
+        late = 0.0 if room or self._own is None or self._stayed is None else self._own.move_seconds
         handling = Handling(
             rule=rule,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),
             restarts_receiver=settings.restarts_receiver,
             pause_seconds=settings.pause_seconds,
-            ready_seconds=profile.weight_load_seconds + (0.0 if hidden else profile.startup_seconds),
+            ready_seconds=profile.weight_load_seconds + late + (0.0 if hidden else profile.startup_seconds),
             failures_per_hour=scenario.failures_per_hour,
             letting_go=LettingGo(start, start) if settings.lets_go else None,
         )

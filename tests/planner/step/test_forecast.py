@@ -79,6 +79,20 @@ def test_what_is_held_costs_its_gpus_for_the_whole_step() -> None:
     assert dearer == pytest.approx(8 * later + 3 * 9.0 / STEPS_OF_A_START)
 
 
+def test_preparation_begins_with_a_whole_chunk_and_may_have_to_wake() -> None:
+    """A plan had one instance prepare where two were needed: it was thought to begin with the first group, awake."""
+    found, _ = forecast(0.0, tokens=0.0, instances=4)
+    work, done = np.full(80, 0.1), np.sort(found.completions)
+    moments = {}
+    for start in (0.0, 3.5):
+        training = Training(4, 0.0, 0.0, 0.0, preparers=(1, 2), preparer_start_seconds=start)
+        moments[start] = [found.prepared(work, training, preparers) for preparers in (1, 2)]
+    assert moments[0.0][0].min() == pytest.approx(done[80 // 6 - 1] + 0.1)
+    assert moments[0.0][1].min() == pytest.approx(done[80 // 12 - 1] + 0.1), "chunks are smaller, as two prepare"
+    assert moments[3.5][0].min() == pytest.approx(moments[0.0][0].min() + 3.5)
+    assert moments[3.5][0].max() == pytest.approx(max(done[-1] + 0.1, done[80 // 6 - 1] + 3.5 + 8.0))
+
+
 def learnt(shared, *, follows, preparers=1):
     """The moments at which all groups are prepared, and at which they are learnt from."""
     found, _ = forecast(0.0, instances=4)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfless_operator.planner.step.overlap import TrainerPlan, run_trainer
-from rlhfless_operator.planner.step.pace import LearnerPace, run_paced, still_expected
+from rlhfless_operator.planner.step.pace import LearnerPace, begins_unknown, run_paced, still_expected
 
 NOTHING = np.zeros(0)
 PACE = LearnerPace(start_seconds=2.0, switch_seconds=4.0)
@@ -21,6 +21,10 @@ def test_it_begins_as_late_as_the_end_allows() -> None:
 
 def test_it_begins_at_once_on_all_that_there_is() -> None:
     assert PACE.begins(3.0, 0.5, NOTHING, NOTHING) == 3.0
+
+
+def test_where_nothing_is_known_it_begins_with_half_of_the_groups() -> None:
+    assert [begins_unknown(ready, 5) for ready in (0, 2, 3, 5)] == [False, False, True, True]
 
 
 def test_it_begins_at_once_on_a_backlog_of_several_starts() -> None:

@@ -1,5 +1,6 @@
 """What a learner that follows preparation finds, and can expect."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def samples(*prompts: int) -> list[SampleTask]:
 
 def test_a_learner_begins_on_a_backlog_and_not_before(tmp_path: Path, clock: list[float]) -> None:
     journal = PieceJournal(str(tmp_path / "pieces"))
-    found = Arrivals(FORECAST, journal)
+    found = Arrivals(FORECAST, journal, 3)
     journal.prepared(samples(1), "first")
     clock[0] = 50.0 + 12
     assert found.suffice_in(PACE, 0) > 0
@@ -40,11 +41,21 @@ def test_a_learner_begins_on_a_backlog_and_not_before(tmp_path: Path, clock: lis
     assert found.suffice_in(PACE, 1) <= 0
 
 
+def test_a_learner_of_a_step_of_which_nothing_is_known_begins_with_half_of_its_groups(tmp_path: Path) -> None:
+    journal = PieceJournal(str(tmp_path / "pieces"))
+    found = Arrivals(None, journal, 4)
+    journal.prepared(samples(1), "first")
+    assert found.suffice_in(PACE, 0) == math.inf
+    journal.prepared(samples(2), "second")
+    assert found.suffice_in(PACE, 0) == 0.0
+    assert found.suffice_in(PACE, 1) == 0.0, "it goes on with each piece"
+
+
 def test_a_learner_is_let_go_that_has_done_all_there_is_and_would_wait_for_long(
     tmp_path: Path, clock: list[float]
 ) -> None:
     journal = PieceJournal(str(tmp_path / "pieces"))
-    found = Arrivals(FORECAST, journal)
+    found = Arrivals(FORECAST, journal, 3)
     journal.prepared(samples(1), "first")
     clock[0] = 50.0 + 12
     assert found.are_late(PACE, 1), "the next is 8 s away, a switch takes 4 s, and 3 s of work are done again"

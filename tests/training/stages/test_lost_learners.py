@@ -62,7 +62,9 @@ class Step:
             weights_traffic=WeightsTraffic(),
         )
         self.learning = Learning(run, journal, 1)  # type: ignore[arg-type]
-        piece = SimpleNamespace(samples=[SimpleNamespace(prompt=0)])
+        # Half of the groups are there.
+        groups = range(run.spec.batch.prompts_per_step // 2)
+        piece = SimpleNamespace(samples=[SimpleNamespace(prompt=prompt) for prompt in groups])
         plan = SimpleNamespace(planned=SimpleNamespace(groups=None if sleeps else GroupForecast({}, {}, 0.0)))
         pieces = SimpleNamespace(pieces=[piece], folder="")
         self.learning.expect(BATCH, plan, pieces)  # type: ignore[arg-type]

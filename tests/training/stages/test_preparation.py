@@ -1,7 +1,7 @@
 """Groups are prepared in chunks as they come: large ones while many are left, and single groups at the end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,17 @@ async def one_by_one(prompts: Sequence[int]) -> AsyncIterator[CompleteGroup]:
         yield CompleteGroup(prompt, [SampleTask(prompt=prompt, index=0)], [1], [])
 
 
-def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[int]:
+async def at_once(prompts: range) -> AsyncIterator[CompleteGroup]:
+    for prompt in prompts:
+        yield CompleteGroup(prompt, [SampleTask(prompt=prompt, index=0)], [1], [])
+
+
+def sizes(
+    *,
+    follows: bool,
+    outcome: PreparationOutcome | None = None,
+    groups: Callable[[range], AsyncIterator[CompleteGroup]] = one_by_one,
+) -> list[int]:
     platform, told = Instant(), []
 
     async def on_prepared(result: PrepareResult) -> None:
@@ -52,7 +62,7 @@ def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[i
         async with InstanceQueue("preparation", CountedCapacity()).part(1, 1) as instances:  # type: ignore[arg-type]
             await prepare(
                 platform,  # type: ignore[arg-type]
-                one_by_one(range(GROUPS)),
+                groups(range(GROUPS)),
                 GROUPS,
                 lambda part, groups, attempt: (part, groups),  # type: ignore[arg-type,return-value]
                 outcome or PreparationOutcome(),
@@ -60,6 +70,7 @@ def sizes(*, follows: bool, outcome: PreparationOutcome | None = None) -> list[i
                 driver=3,
                 retries=0,
                 on_prepared=on_prepared if follows else None,
+                followed=follows,
             )
 
     asyncio.run(prepare_all())
@@ -78,6 +89,12 @@ def test_chunks_become_smaller_where_a_learner_takes_them_as_they_come() -> None
     assert found == sorted(found, reverse=True)
     assert found[0] == 6
     assert found[-6:] == [1] * 6
+
+
+def test_a_learner_waits_for_no_large_chunk_even_if_all_groups_are_there() -> None:
+    """One chunk of all that had waited was prepared for 9 s, in which the learner idled, and learnt from after it."""
+    assert sizes(follows=True, groups=at_once) == sizes(follows=True)
+    assert sizes(follows=False, groups=at_once) == [GROUPS]
 
 
 class Slow:

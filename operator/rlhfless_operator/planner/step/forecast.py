@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rlhfless_operator.planner.latency.linear import InstanceProfile
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus, Stage
+from rlhfless_operator.planner.step.chunks import first_chunk
 from rlhfless_operator.planner.step.holding import Held, Holding, StagesHolding, held_for
 from rlhfless_operator.planner.step.learner_scaling import LearnerOption
 from rlhfless_operator.planner.step.loads import Loads
@@ -45,6 +46,8 @@ class Training:
     """Allowed numbers of preparation instances, rising, if preparation and learning have GPUs of their own. Each
     instance has one GPU while groups are generated and prepared. Generation instances then leave no GPUs to
     training."""
+    preparer_start_seconds: float = 0.0
+    """Seconds of a preparation instance's start or wake that no forecast hides."""
     preparer_idle_seconds: float = 0.0
     """Further seconds for which each preparation instance beyond the fewest is held: started, drained, or kept."""
     afterwards_seconds: float = 0.0
@@ -195,10 +198,10 @@ class StepForecast:
 
     def prepared(self, work: Floats, training: Training, preparers: int) -> Floats:
         """Return the moment at which each group is prepared by `preparers` instances [groups]."""
-        if training.shared is None:
-            return queue(self.completions, work, preparers)
-        begin = self._left_to(training.shared, {"preparation": preparers})
-        return queue(np.maximum(self.completions, begin), work, preparers)
+        begin = first_chunk(self.completions, preparers)
+        if training.shared is not None:
+            begin = max(begin, self._left_to(training.shared, {"preparation": preparers}))
+        return queue(np.maximum(self.completions, begin + training.preparer_start_seconds), work, preparers)
 
     def learnt(
         self, prepared: Floats, tokens: Floats, training: Training, option: LearnerOption, preparers: int

@@ -19,6 +19,14 @@ LOOK_SECONDS = 0.25
 """Seconds between two looks at the groups that have come."""
 _WORTH = 3.0
 """Length of a backlog, as a multiple of a start, from which learning begins at once, even if more is expected."""
+_UNKNOWN_SHARE = 0.5
+"""Share of a step's groups from which a learner begins if nothing is known of their times."""
+
+
+def begins_unknown(ready: int, groups: int) -> bool:
+    """Return whether to ask for a learner when so many of a step's groups are prepared, and nothing is known of when
+    the others come or how long it learns. From the first group on it would idle most of the time."""
+    return ready >= _UNKNOWN_SHARE * groups
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ def training_of(
         preparation_price=price_of(spec, "preparation"),
         learning_price=price_of(spec, "learning"),
         preparers=tuple(sizes(preparers.least, preparers.most)),
+        preparer_start_seconds=0.0 if shared is None else history.mean("waking/preparation"),
         preparer_idle_seconds=idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
         accumulation_token_seconds=accumulation,

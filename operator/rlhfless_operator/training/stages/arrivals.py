@@ -1,12 +1,13 @@
 """The groups that a learner finds if it follows preparation, and those that it can still expect."""
 
+import math
 import time
 
 import numpy as np
 
 from rlhfless_functions.api import JournalledPiece
 from rlhfless_operator.planner.step.generation import GroupForecast
-from rlhfless_operator.planner.step.pace import LearnerPace
+from rlhfless_operator.planner.step.pace import LearnerPace, begins_unknown
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 
 
@@ -14,11 +15,14 @@ class Arrivals:
     """The groups of a step as they come, from the moment it is made. It is asked a few times a second.
 
     Args:
-        forecast: of the step's groups.
+        forecast: of the step's groups; None if nothing is known of them.
         journal: receives the groups.
+        groups: number of the step's groups.
     """
 
-    def __init__(self, forecast: GroupForecast, journal: PieceJournal) -> None:
+    def __init__(self, forecast: GroupForecast | None, journal: PieceJournal, groups: int) -> None:
+        self._knows, self._groups = forecast is not None, groups
+        forecast = forecast or GroupForecast({}, {}, 0.0)
         self._ready = forecast.ready
         self.time_price = forecast.time_price
         """Instance-seconds of the learner that a second of the step is worth."""
@@ -41,6 +45,8 @@ class Arrivals:
     def suffice_in(self, pace: LearnerPace, done: int) -> float:
         """Return the seconds until a learner that has finished so many pieces should be asked for; 0 for now."""
         pieces = list(self._journal.pieces)
+        if not self._knows:
+            return 0.0 if begins_unknown(len(_prompts(pieces)), self._groups) else math.inf
         backlog = sum(self._learning.get(prompt, 0.0) for prompt in _prompts(pieces[done:]))
         coming = self._ready.keys() - _prompts(pieces)
         expected = np.array([self._ready[prompt] for prompt in coming], dtype=np.float64)

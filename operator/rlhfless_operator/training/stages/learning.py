@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult
 from rlhfless_operator.job.spec import RLHFJobSpec
-from rlhfless_operator.planner.step.generation import GroupForecast
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.records.mismatch import EXPLAINED
@@ -78,11 +77,9 @@ class Learning:
             pieces: the journal that the learner follows.
         """
         groups = plan.planned.groups
-        if groups is None and self._run.capacity.sleeps and self._run.spec.planning.policy == "cost":
-            # Nothing is known of learning. A learner that waits for nothing begins as soon as it can.
-            groups = GroupForecast({}, {}, 0.0)
-        if groups is not None:
-            self._arrivals = Arrivals(groups, pieces)
+        # In the first step nothing is known of learning. There a learner that waits for nothing may begin nevertheless.
+        if groups is not None or (self._run.capacity.sleeps and self._run.spec.planning.policy == "cost"):
+            self._arrivals = Arrivals(groups, pieces, self._run.spec.batch.prompts_per_step)
             self._task = asyncio.create_task(self._follow(batch, self._arrivals))
 
     def has_work_in(self, left: float) -> float:

@@ -54,6 +54,7 @@ async def prepare(
     driver: int,
     retries: int,
     on_prepared: Callable[[PrepareResult], Awaitable[None]] | None = None,
+    followed: bool = False,
 ) -> None:
     """Prepare groups in chunks as they come, until there are no more.
 
@@ -64,12 +65,13 @@ async def prepare(
         outcome: filled in along the way; holds what an earlier driver had prepared.
         instances: of preparation; each prepares one chunk at a time.
         on_prepared: called with every chunk, one after the other, if a learner takes groups as they come. Chunks then
-            become smaller, each a sixth of the groups that are left, because few should wait for others at the end.
+            become smaller, at least a sixth of the groups that are left, because few should wait for others at the end.
+        followed: whether such a learner has no other groups meanwhile. Then no chunk is larger than that.
 
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.
     """
-    chunks = _Chunks(expected, instances.actors, outcome, shrink=on_prepared is not None)
+    chunks = _Chunks(expected, instances.actors, outcome, shrink=on_prepared is not None, followed=followed)
     # A step comes here once a round, and a name that repeats would have an earlier chunk's result for answer.
     numbers = itertools.count(len(outcome.chunks))
     telling = asyncio.Lock()
@@ -107,9 +109,13 @@ class _Chunks:
         at_once: chunks that are prepared at a time.
         outcome: groups that are in it are passed over.
         shrink: whether chunks become smaller towards the end.
+        followed: see `prepare`.
     """
 
-    def __init__(self, expected: int, at_once: int, outcome: PreparationOutcome, *, shrink: bool) -> None:
+    def __init__(
+        self, expected: int, at_once: int, outcome: PreparationOutcome, *, shrink: bool, followed: bool
+    ) -> None:
+        self._followed = followed
         self._expected, self._at_once, self._outcome, self._shrink = expected, at_once, outcome, shrink
         self._waiting: list[CompleteGroup] = []
         self._arrived = asyncio.Event()
@@ -130,7 +136,7 @@ class _Chunks:
         """Wait for enough groups for a chunk, and return them; None once there are no more."""
         while not self._ended or self._waiting:
             left = self._expected - len(self._outcome.groups) if self._shrink else self._expected
-            size = chunk_size(len(self._waiting), left, self._at_once, ended=self._ended)
+            size = chunk_size(len(self._waiting), left, self._at_once, ended=self._ended, followed=self._followed)
             if size:
                 # A chunk's content depends on timing, but what is computed for a group must not: the function passes
                 # each group through the models by itself.
