@@ -117,7 +117,7 @@ class OwnStages:
         learner = LearnerOption(
             self.learner_gpus,
             scenario.learning_gpu_seconds(1.0) / self.learner_gpus,
-            self._after + start - hidden + state,
+            self._after + start - hidden,
             hidden + state + self.move_seconds,
         )
         return Training(
@@ -205,8 +205,9 @@ class OwnStages:
         if stays or (is_there and not scenario.sleeps and together == -math.inf and complete <= start + 2 * state):
             asked, saved, end = 0.0, 0.0, complete + after
         else:
-            asked, saved = max(together, complete if scenario.sleeps else complete - start), state
-            end = max(complete, asked + start) + state + after
+            # A forecast hides the start of a whole pod, and the load of its state.
+            asked, saved = max(together, complete if scenario.sleeps else complete - start - state), state
+            end = max(complete, asked + start + state) + after
         held = self.learner_gpus * (end - asked + saved + self.move_seconds) + gpus * (complete - prepared.end)
         moments = (*prepared.asked, *([asked] * self.learner_gpus))
         return TrainerRun(end, self.learner_gpus, held + prepared.gpu_seconds, moments)

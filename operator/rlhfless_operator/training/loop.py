@@ -109,7 +109,7 @@ async def take_step(
             journal.keep_batch(step, rollout)
         run.cost_model.measured(rollout.lengths, run.prompts.tokens("training"))
         run.draft_history.generated(step, rollout.lengths)
-        await look_ahead(run, journal, step, rollout.lengths)
+        await look_ahead(run, journal, step, rollout.lengths, learning.learnt_seconds)
         learned = await learning.result()
         check_mismatch(run.spec, step, {**rollout.metrics, **learned.metrics})
         return rollout, learned

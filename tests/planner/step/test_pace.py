@@ -23,6 +23,14 @@ def test_it_begins_at_once_on_all_that_there_is() -> None:
     assert PACE.begins(3.0, 0.5, NOTHING, NOTHING) == 3.0
 
 
+@given(now=st.floats(0.0, 1e3), start=st.floats(0.001, 60.0), backlog=st.floats(0.0, 1e3), work=st.floats(0.0, 1e3))
+def test_what_should_have_begun_begins_at_this_very_moment(
+    now: float, start: float, backlog: float, work: float
+) -> None:
+    """By rounding it began a little later, time and again, and a simulation never ended."""
+    assert LearnerPace(start, 0.0).begins(now, backlog, np.array([now]), np.array([work])) == now
+
+
 def test_where_nothing_is_known_it_begins_with_half_of_the_groups() -> None:
     assert [begins_unknown(ready, 5) for ready in (0, 2, 3, 5)] == [False, False, True, True]
 

@@ -46,7 +46,7 @@ async def looked_ahead(step: int, *, evaluates: bool) -> Capacity:
         requests=SimpleNamespace(preload=lambda weights: None, initial=None, learns_in_pieces=True),
         cost_model=SimpleNamespace(learning_seconds=lambda tokens: LEARNING_SECONDS),
     )
-    await look_ahead(run, SimpleNamespace(), step, {0: [3]})  # type: ignore[arg-type]
+    await look_ahead(run, SimpleNamespace(), step, {0: [3]}, learnt_seconds=0.0)  # type: ignore[arg-type]
     await capacity.use("learning", 0, undecided=True)
     await capacity.close()
     return capacity
@@ -68,3 +68,23 @@ async def test_an_evaluation_between_steps_ends_no_holding() -> None:
     capacity = await looked_ahead(2, evaluates=True)
     assert capacity.stays
     assert not capacity.has_idle("learning")
+
+
+@pytest.mark.parametrize(("learnt", "within"), [(0.0, 21.0), (12.0, 9.0), (30.0, 1.0)])
+async def test_actors_are_there_when_a_learner_that_is_behind_is_done(learnt: float, within: float) -> None:
+    """They were warmed for the end of the batch, and idled for as long as the learner still had groups."""
+    expected: list[float] = []
+
+    async def expect(stage: Stage, count: int, preload: Preload | None, *, within: float) -> None:
+        expected.append(within)
+
+    run: Any = SimpleNamespace(
+        spec=SimpleNamespace(evaluation=SimpleNamespace(every_steps=2, samples_per_prompt=1)),
+        capacity=SimpleNamespace(expect=expect),
+        prompts=SimpleNamespace(total_steps=STEPS, tokens=lambda purpose: [7]),
+        plans=SimpleNamespace(plan=lambda prompts, samples, purpose: SimpleNamespace(shares=[[], []])),
+        requests=SimpleNamespace(preload=lambda weights: None, initial=None),
+        cost_model=SimpleNamespace(learning_seconds=lambda tokens: 2.0 * tokens + 1.0),
+    )
+    await look_ahead(run, SimpleNamespace(), 2, {0: [3]}, learnt)  # type: ignore[arg-type]
+    assert expected == [within]

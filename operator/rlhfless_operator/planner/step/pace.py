@@ -59,8 +59,8 @@ class LearnerPace:
         moments = still_expected(now, expected, self.last_seconds)
         order = np.argsort(moments, kind="stable")
         left = np.cumsum(work[order][::-1])[::-1]
-        total = backlog + float(left[0])
-        end = max(now + self.start_seconds + total, float((moments[order] + left).max()))
+        total, end = backlog + float(left[0]), float((moments[order] + left).max())
+        # Not by way of the end of a learner that begins now: by rounding, that lies after now, time and again.
         return max(now, end - self.start_seconds - total)
 
     def lets_go(self, now: float, expected: Floats, again: float = 0.0) -> bool:

@@ -364,15 +364,14 @@ class CostModel:
         tokens = metrics.get("tokens", 0.0) + metrics.get("tokens/shared", 0.0)
         if tokens and "seconds" in metrics and "seconds/train" in metrics:
             self.history.add("learning/token", metrics["seconds/train"] / tokens)
-            rest = metrics["seconds"] - waited - metrics["seconds/train"]
+            # A learner that is new, or that slept, has its state before it begins.
+            again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
+            rest = max(0.0, metrics["seconds"] - waited - metrics["seconds/train"] - again)
             self.history.add("learning/rest", rest)
             if (count := metrics.get("learning/instances")) is not None and self._spec.chooses_learners:
-                # Loading and repeating steps are paid when the number changes or an instance is new, and not in each
-                # step.
-                again = sum(metrics.get(f"seconds/{part}", 0.0) for part in ("load", "replay", "wake"))
                 kind = _FIRST if "seconds/load" in metrics else "learning"
                 self.history.add(f"{kind}/token/{count:.0f}", metrics["seconds/train"] / tokens)
-                self.history.add(f"{kind}/rest/{count:.0f}", max(0.0, rest - again))
+                self.history.add(f"{kind}/rest/{count:.0f}", rest)
 
     # --- keeping ---
 

@@ -1,6 +1,7 @@
 """The events of a learner, and what they say of its step."""
 
 import asyncio
+import math
 import time
 
 from rlhfless_functions.api import Event, LearnResult, Learnt, Published, Started, Waiting
@@ -35,6 +36,13 @@ class LearnerListener:
         self._instance = ""
         self.place: list[str] = []
         """Place of the learner; see `Started.place`."""
+        self._worked, self._since = 0.0, math.inf
+        """Seconds of work until it waited last, and the time since which it works."""
+
+    @property
+    def worked_seconds(self) -> float:
+        """Seconds for which the learner has worked on the step, the load of its state included."""
+        return self._worked + max(0.0, time.monotonic() - self._since)
 
     def begins(self, counts: dict[str, float]) -> None:
         """Begin an attempt.
@@ -44,6 +52,11 @@ class LearnerListener:
         """
         self.learnt.clear()
         self.works, self.learned, self._counts = False, None, counts
+        self._worked, self._since = self.worked_seconds, math.inf
+
+    def lost(self) -> None:
+        """Note that the learner is lost, and its work."""
+        self.works, self._worked, self._since = False, 0.0, math.inf
 
     def over(self) -> None:
         """Note that the request has ended."""
@@ -59,9 +72,11 @@ class LearnerListener:
             self.published.set()
         elif isinstance(event, Started):
             self._instance, self.place, self.waits_after = event.instance, event.place, None
-            self.works = True
+            self.works, self._since = True, time.monotonic()
         elif isinstance(event, Waiting):
             self.waits_after, self.works = event.pieces if event.waiting else None, not event.waiting
+            self._worked = self.worked_seconds
+            self._since = math.inf if event.waiting else time.monotonic()
             # A learner that waits holds its GPU idle, and the ledger must show that.
             state: InstanceState = "idle" if event.waiting else "busy"
             self._ledger.observe(StateChange(self._instance, "learning", state, time.monotonic()))

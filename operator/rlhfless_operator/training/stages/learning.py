@@ -58,6 +58,8 @@ class Learning:
         self._task: asyncio.Task[LearnResult] | None = None
         self._asked = False
         """Whether a learner was requested."""
+        self._loading = 0.0
+        """Seconds of its work that go to loading its state."""
         self._attempts = 0
         """Number of attempts so far."""
         self._listener = LearnerListener(journal)
@@ -81,6 +83,11 @@ class Learning:
         if groups is not None or (self._run.capacity.sleeps and self._run.spec.planning.policy == "cost"):
             self._arrivals = Arrivals(groups, pieces, self._run.spec.batch.prompts_per_step)
             self._task = asyncio.create_task(self._follow(batch, self._arrivals))
+
+    @property
+    def learnt_seconds(self) -> float:
+        """Seconds for which it has learnt so far."""
+        return max(0.0, self._listener.worked_seconds - self._loading)
 
     def has_work_in(self, left: float) -> float:
         """Return the seconds until a learner that is there has work, if all is prepared in `left`."""
@@ -189,8 +196,7 @@ class Learning:
             StageFailedError: the step can't be taken.
         """
         assert self._task is not None
-        learned = await self._task
-        run = self._run
+        run, learned = self._run, await self._task
         run.progress.over("learning", self._step)
         more = run.weights_traffic.take() | self.taking_up.metrics
         if self._prepared_at is not None:
@@ -289,6 +295,8 @@ class Learning:
         """
         run, journal, size = self._run, self._journal, self._run.learners
         replay = await asyncio.to_thread(journal.batches_since_checkpoint, batch.step)
+        if not self._asked and not run.capacity.holds("learning"):
+            self._loading = run.cost_model.restart_seconds(self._steps_again)
         self._asked = True
         retries = 0
         while True:
@@ -337,7 +345,7 @@ class Learning:
                     size.fall_to(count - error.lost)
                     again = f"{lost}; taken again with {size.now} learning instances"
                     await self._go_on_with_fewer(batch.step, count, again)
-            self._listener.works = False
+            self._listener.lost()
             retries += 1
             check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
             await asyncio.sleep(RETRY_SECONDS)

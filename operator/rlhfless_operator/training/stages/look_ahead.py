@@ -13,21 +13,24 @@ from rlhfless_operator.training.stages.learner_choice import offer_learners
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes
 
 
-async def look_ahead(run: TrainingRun, journal: StepJournal, step: int, lengths: Mapping[int, Sequence[int]]) -> None:
+async def look_ahead(
+    run: TrainingRun, journal: StepJournal, step: int, lengths: Mapping[int, Sequence[int]], learnt_seconds: float
+) -> None:
     """Prepare what follows the learning of `step`: its evaluation, or the next step's generation if that will begin.
 
     Args:
         lengths: of the step's responses, by prompt.
+        learnt_seconds: for which the learner has learnt from them.
     """
     plan = await _plan_next(run, journal, step)
     # The next weights are not there yet. An engine that has loaded a model swaps them in at once.
     preload = run.requests.preload(run.requests.initial)
     prompt_tokens = run.prompts.tokens("training")
     tokens = sum(len(each) * prompt_tokens[prompt] + sum(each) for prompt, each in lengths.items())
-    # A learner that follows preparation has learnt from nearly all of it.
-    learning = run.cost_model.learning_seconds(0 if run.requests.learns_in_pieces else tokens)
-    if plan is not None and learning is not None:
-        await run.capacity.expect("generation", len(plan.shares), preload, within=learning)
+    whole, rest = run.cost_model.learning_seconds(tokens), run.cost_model.learning_seconds(0)
+    if plan is not None and whole is not None and rest is not None:
+        within = max(rest, whole - learnt_seconds)
+        await run.capacity.expect("generation", len(plan.shares), preload, within=within)
     if step >= run.prompts.total_steps:
         # Nothing is learnt any more. Instances that the last evaluation expects are kept for it.
         await run.capacity.stay({})
