@@ -100,7 +100,8 @@ def simulated(scenario: Scenario, setting: Setting, lengths: RecordedTrace) -> l
     scenario = replace(
         scenario,
         gpus=(setting.actors + 1) * scenario.gpus_per_instance + setting.learner_gpus,
-        startup_seconds=START_SECONDS,
+        # A new actor loads the model before the step's weights are there.
+        startup_seconds=START_SECONDS + scenario.weight_load_seconds,
         trainer_start_seconds=START_SECONDS,
         sleeps=False,
         # The emulated learner publishes within its update.

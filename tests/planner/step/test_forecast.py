@@ -93,6 +93,24 @@ def test_preparation_begins_with_a_whole_chunk_and_may_have_to_wake() -> None:
     assert moments[3.5][0].max() == pytest.approx(max(done[-1] + 0.1, done[80 // 6 - 1] + 3.5 + 8.0))
 
 
+def test_a_number_of_learners_costs_the_same_whether_it_was_chosen_or_given() -> None:
+    """The work of one that was given was left out, so that a plan weighed the cost of actors too much."""
+    found, _ = forecast(0.0, tokens=0.0, instances=4)
+    tokens, common = np.full(80, 400.0), {"preparers": (1,), "follows": True, "learning_price": 2.0}
+    option = LearnerOption(3, 1e-4, 0.5, 4.0)
+    given = Training(
+        *(4, 1e-4, 0.0, 0.0),
+        accumulation_token_seconds=1e-4,
+        afterwards_seconds=0.5,
+        learning_instances=3,
+        learner_idle_seconds=4.0,
+        **common,
+    )
+    prepared = found.prepared(1e-4 * tokens, given, 1)
+    chosen = found.learnt(prepared, tokens, Training(4, 1e-4, 0.0, 0.0, learners=(option,), **common), option, 1)
+    assert found.trained_apart(prepared, tokens, given, 1) == chosen
+
+
 def learnt(shared, *, follows, preparers=1):
     """The moments at which all groups are prepared, and at which they are learnt from."""
     found, _ = forecast(0.0, instances=4)

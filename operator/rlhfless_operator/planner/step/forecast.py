@@ -237,16 +237,15 @@ class StepForecast:
             preparers: number of instances that prepare.
         """
         accumulated = training.accumulation_token_seconds * tokens
-        learners = training.learning_instances
+        learners, total = training.learning_instances, float(accumulated.sum())
         from_when = self._learns_from(prepared, training, learners, preparers)
         end = float(queue(np.maximum(prepared, from_when), accumulated).max())
         # A learner that begins so late that it never waits is done as early as one that begins at once.
-        begin = max(0.0, end - float(accumulated.sum()))
-        seconds = end + training.update_seconds + training.afterwards_seconds
+        begin = max(0.0, end - total)
         afterwards = training.update_seconds + training.afterwards_seconds
         paid = _preparers_held(float(prepared.max()), training, preparers) * training.preparation_price
-        paid += learners * (afterwards + training.learner_idle_seconds) * training.learning_price
-        return TrainerPlan(learners, begin), seconds, self.gpu_seconds + paid
+        paid += learners * (total + afterwards + training.learner_idle_seconds) * training.learning_price
+        return TrainerPlan(learners, begin), end + afterwards, self.gpu_seconds + paid
 
     def _learns_from(self, prepared: Floats, training: Training, learners: int, preparers: int) -> float:
         """Return the moment from which the learning instances have GPUs: beside preparation, or after it."""
