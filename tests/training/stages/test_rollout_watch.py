@@ -363,3 +363,16 @@ def test_looks_are_frequent_at_both_ends_of_a_rollout_and_rare_in_between() -> N
         assert pause == pytest.approx(max(0.25, 0.05 * min(now, whole - now)))
         looks, now = looks + 1, now + pause
     assert looks < 250, "at four a second there would be 2,400"
+
+
+async def test_preparation_begins_by_the_plan_where_the_forecast_of_the_rollout_is_longer() -> None:
+    """It began 17 s into a step of 40 s whose rest was taken for 34 s, and the step waited for it at its end."""
+    rollout = Rollout({"preparation/token": 0.0065})
+    rollout.begins()
+    rollout.reports(10, remaining=500.0)
+    rollout.finishes(0, 1)
+    # Of 50 s that seem left it would need the last 33. By the plan 33 s are left.
+    assert rollout.watch._generation_seconds() == pytest.approx(50.0)
+    assert 33.0 < rollout.watch._preparation_seconds() < 50.0 - START
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)]

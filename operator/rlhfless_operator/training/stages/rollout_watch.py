@@ -98,7 +98,10 @@ class RolloutWatch:
             looked = time.monotonic()
             # The first assesses the samples.
             generation, preparation = self._generation_seconds(), self._preparation_seconds()
-            await self._pace(generation - max(preparation, self._followed_seconds()))
+            # Early in a rollout, samples that may not end by themselves make its forecast long. To prepare too early
+            # costs an instance's idling, and too late all that wait for the groups.
+            planned = max(0.0, self._planned_seconds - (looked - begun))
+            await self._pace(min(generation, planned) - max(preparation, self._followed_seconds()))
             left = max(generation + self._last_chunk(preparation), preparation)
             await self._foresee(left)
             now = time.monotonic()
