@@ -58,7 +58,8 @@ def train(algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, A
     metrics = [record["metrics"] for record in records if record["step"]]
     return summary | {
         "model": str(Path(summary["model"]).relative_to(REPOSITORY)),
-        "gap": max(each["mismatch/mean_exp_abs"] for each in metrics),
+        # A step has none if all of its responses were sampled by weights of several versions.
+        "gap": max(each["mismatch/mean_exp_abs"] for each in metrics if "mismatch/mean_exp_abs" in each),
         "rounds": statistics.fmean(each["dynamic_sampling/rounds"] for each in metrics),
         "staleness": statistics.fmean(each.get("generation/staleness", 0.0) for each in metrics),
         "accuracy": {record["step"]: record["evaluation"]["reward"] for record in records if record["evaluation"]},

@@ -1,7 +1,7 @@
 """A rehearsed job, what each of its instances did when, and the same job in the simulator.
 
     python benchmarks/simulator/rehearsal.py [SCENARIO] [--actors 8] [--preparers 1] [--learner-gpus 4] [--steps 4]
-        [--time-scale 1] [--json FILE]
+        [--startup 2] [--time-scale 1] [--json FILE]
 
 The driver, its plans and its moves are real; the GPUs are emulated. The job has the lengths and the model of a
 scenario. Seconds are measured ones, divided by the time scale. The less that is, the more the time of this machine
@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Setting:
     """Most instances that prepare; None to leave it to the plan."""
     learner_gpus: int
     time_scale: float
+    startup: float = START_SECONDS
+    """Emulated seconds in which an instance starts."""
 
 
 def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[s
         trace,
         steps=setting.steps,
         learner_gpus=setting.learner_gpus,
-        startup_seconds=START_SECONDS,
+        startup_seconds=setting.startup,
         time_scale=setting.time_scale,
     )
     document["spec"]["artifacts"] = {"uri": str(runs)}
@@ -66,14 +68,12 @@ def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[s
 
 def rehearse(folder: Path, setting: Setting) -> dict[str, Any]:
     """Run the job in a folder; its steps, the spans of its instances, and the steps in the simulator."""
-    scenario, time_scale = find_scenario(setting.scenario), setting.time_scale
-    scenario = replace(scenario, epochs=-(-setting.steps // scenario.steps_per_epoch))
+    scenario, time_scale = scenario_of(setting), setting.time_scale
     trace, lengths = folder / "trace.parquet", scenario.draw_trace(seed=0)
     write_trace(trace, lengths)
     file, runs = folder / "job.json", folder / "runs"
-    document = job(scenario, trace, runs, setting)
-    file.write_text(json.dumps(document))
-    forecast = simulated(scenario, setting, drawn(RLHFJob.model_validate(document), lengths, setting.steps))
+    file.write_text(json.dumps(job(scenario, trace, runs, setting)))
+    forecast = simulated(setting)
     rlhfless = "from rlhfless_operator.cli import main; main()"
     subprocess.run([sys.executable, "-c", rlhfless, "run", str(file)], check=True, cwd=folder, stdout=sys.stderr)
     metrics, ledger = (_lines(runs / "rehearsal" / name) for name in ("metrics.jsonl", "ledger.jsonl"))
@@ -82,6 +82,12 @@ def rehearse(folder: Path, setting: Setting) -> dict[str, Any]:
         for span in ledger
     ]
     return {"steps": [_step(record, setting) for record in metrics], "simulated": forecast, "spans": spans}
+
+
+def scenario_of(setting: Setting) -> Scenario:
+    """Return the scenario, with epochs enough for all steps."""
+    scenario = find_scenario(setting.scenario)
+    return replace(scenario, epochs=-(-setting.steps // scenario.steps_per_epoch))
 
 
 def drawn(document: RLHFJob, trace: Trace, steps: int) -> RecordedTrace:
@@ -95,14 +101,25 @@ def drawn(document: RLHFJob, trace: Trace, steps: int) -> RecordedTrace:
     return RecordedTrace(trace.prompt_tokens, recorded)
 
 
-def simulated(scenario: Scenario, setting: Setting, lengths: RecordedTrace) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Rehearsed(Scenario):
+    """A scenario on processes. A new actor loads a model before the step's weights are there; a preparer does not."""
+
+    @property
+    def preparer_start_seconds(self) -> float:
+        return super().preparer_start_seconds - self.weight_load_seconds
+
+
+def simulated(setting: Setting) -> list[dict[str, Any]]:
     """Return the steps in the simulator, on GPUs enough for all instances."""
+    scenario = scenario_of(setting)
+    document = RLHFJob.model_validate(job(scenario, Path("trace"), Path("runs"), setting))
+    lengths = drawn(document, scenario.draw_trace(seed=0), setting.steps)
     scenario = replace(
-        scenario,
+        _Rehearsed(**{each.name: getattr(scenario, each.name) for each in fields(scenario)}),
         gpus=(setting.actors + 1) * scenario.gpus_per_instance + setting.learner_gpus,
-        # A new actor loads the model before the step's weights are there.
-        startup_seconds=START_SECONDS + scenario.weight_load_seconds,
-        trainer_start_seconds=START_SECONDS,
+        startup_seconds=setting.startup + scenario.weight_load_seconds,
+        trainer_start_seconds=setting.startup,
         sleeps=False,
         # The emulated learner publishes within its update.
         publishing_seconds=0.0,
@@ -166,10 +183,12 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=8, help="most of them")
     parser.add_argument("--preparers", type=int, default=None, help="most of them; by default the plan's choice")
     parser.add_argument("--learner-gpus", type=int, default=4)
+    parser.add_argument("--startup", type=float, default=START_SECONDS, help="seconds in which an instance starts")
     parser.add_argument("--time-scale", type=float, default=1.0, help="seconds here for each emulated one")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     given = parser.parse_args()
-    setting = Setting(given.scenario, given.steps, given.actors, given.preparers, given.learner_gpus, given.time_scale)
+    options = {name: value for name, value in vars(given).items() if name != "json"}
+    setting = Setting(**options)
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         result = rehearse(Path(name), setting)
     for step, forecast in zip(result["steps"], result["simulated"], strict=True):

@@ -1,10 +1,13 @@
 """The simulator and real processes on emulated GPUs carry out the same plans alike."""
 
+import json
 from itertools import pairwise
 
 import pytest
 
+from benchmarks.shared.places import BENCHMARKS
 from benchmarks.simulator.against_processes import ObservedStep, Side, compare
+from benchmarks.simulator.rehearsal import Setting, simulated
 from rlhfless_operator.simulator.traces import LengthStatistics
 
 
@@ -39,3 +42,12 @@ def test_samples_that_move_end_once() -> None:
     _, real, simulated = step_of("cost, moves at 0.9 of an actor")
     assert real.ends.keys() == simulated.ends.keys()
     assert real.moved > 0 and simulated.moved > 0
+
+
+def test_whole_steps_are_those_of_a_rehearsed_job() -> None:
+    """What real processes took, in the file: its plans have two instances prepare, and the simulator's one."""
+    recorded = json.loads((BENCHMARKS / "simulator" / "results" / "rehearsal.json").read_text())
+    found = simulated(Setting(**recorded["setting"]))
+    for name, error in (("seconds", 0.05), ("gpu_seconds", 0.10)):
+        measured, forecast = (sum(step[name] for step in steps[1:]) for steps in (recorded["steps"], found))
+        assert forecast == pytest.approx(measured, rel=error)

@@ -123,33 +123,6 @@ def test_a_platform_has_its_starts_and_an_unknown_one_is_named() -> None:
         on_platform(best, "moon")
 
 
-def test_a_step_is_that_of_a_rehearsed_job() -> None:
-    """benchmarks/simulator/results/rehearsal.json: real processes took 91 to 93 s and 344 GPU-seconds a step."""
-    best = SCENARIOS["paper-3b-gsm8k-grpo"]
-    rehearsed = dataclasses.replace(
-        best,
-        gpus=13,
-        startup_seconds=2.0,
-        trainer_start_seconds=2.0,
-        sleeps=False,
-        publishing_seconds=0.0,
-        store_rate=1e15,
-    )
-
-    class OnePreparer(OwnStages):
-        def training(self, stayed: Any = None) -> Any:
-            return dataclasses.replace(super().training(), preparers=(1,))
-
-    trace = rehearsed.draw_trace(0)
-    run = Run(rehearsed, find_policy("rlhfless-whole-batch"), trace, 0, OnePreparer(rehearsed, 4))
-    _, second, third, *_ = [run.step(groups) for groups in trace.steps(256, np.random.default_rng(0))]
-    for step in (second, third):
-        assert step.instances == 3
-        # The machine was busy: 2.3 s of each step were its own overhead.
-        assert step.seconds == pytest.approx(92 - 2.3, rel=0.07)
-        assert step.gpu_seconds == pytest.approx(344, rel=0.07)
-
-
 def test_the_papers_policy_may_begin_to_learn_when_half_of_the_groups_are_complete() -> None:
     trace = SLEEPING.draw_trace(0)
     plain, overlapped = (
