@@ -152,6 +152,14 @@ def test_whole_pods_that_all_stay_start_once_and_are_paid_for_the_whole_step() -
     assert run._own is own and first.seconds > 60.0
 
 
+def test_nothing_hides_more_of_a_whole_pods_start_than_the_learning_after_the_last_step() -> None:
+    pods = dataclasses.replace(SLEEPING, sleeps=False, startup_seconds=30.0)
+    assert [OwnStages(pods, 4).late_seconds(beyond) for beyond in (0.0, 8.0, 40.0)] == [30.0, 22.0, 0.0]
+    assert OwnStages(SLEEPING, 4).late_seconds(0.0) == 0.0, "a wake delays each step in any case"
+    holding = OwnStages(pods, 4).training((2, 1), 8.0).holding
+    assert holding is not None and holding.late_seconds == 22.0
+
+
 def test_a_smaller_weight_of_cost_buys_time_on_slots() -> None:
     """With λ = 0.05 the learner waited for the GPUs of actors that kept single long responses."""
     scenario = dataclasses.replace(SCENARIOS["paper-3b-gsm8k-grpo"], epochs=2)

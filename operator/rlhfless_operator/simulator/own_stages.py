@@ -103,11 +103,21 @@ class OwnStages:
         actors = self.shared.actors_beside({"preparation": preparers, "learning": self.learner_gpus})
         return WaitingLearner(actors, before_last_chunk(learning) + self.learner_start_seconds, earliest)
 
-    def training(self, stayed: tuple[int, int] | None = None) -> Training:
+    def late_seconds(self, learnt_beyond: float) -> float:
+        """Return the seconds by which new actors of whole pods are late. A step is planned when the one before is
+        prepared, so nothing hides more of a start.
+
+        Args:
+            learnt_beyond: seconds for which the step before was learnt after generation.
+        """
+        return 0.0 if self.scenario.sleeps else max(0.0, self.scenario.startup_seconds - learnt_beyond)
+
+    def training(self, stayed: tuple[int, int] | None = None, learnt_beyond: float = math.inf) -> Training:
         """Return what the plan of a step knows of both stages: what earlier steps would have measured.
 
         Args:
             stayed: generation and preparation instances that stayed in the step before; None before the first one.
+            learnt_beyond: see `late_seconds`.
         """
         scenario = self.scenario
         most = min(_MOST_PREPARERS, scenario.instances)
@@ -131,11 +141,11 @@ class OwnStages:
             preparer_idle_seconds=scenario.preparer_start_seconds,
             learners=(learner,),
             follows=self.follows,
-            holding=None if stayed is None else self._holding(*stayed),
+            holding=None if stayed is None else self._holding(*stayed, self.late_seconds(learnt_beyond)),
             shared=self.shared,
         )
 
-    def _holding(self, actors: int, preparers: int) -> StagesHolding | None:
+    def _holding(self, actors: int, preparers: int, late: float) -> StagesHolding | None:
         """Return the costs of keeping all instances, with so many there; None if they sleep, and cost nothing then."""
         scenario, each = self.scenario, float(self.scenario.gpus_per_instance)
         if scenario.sleeps:
@@ -145,6 +155,7 @@ class OwnStages:
             Staying(actors, scenario.startup_seconds, each),
             Staying(preparers, scenario.preparer_start_seconds, each),
             Staying(self.learner_gpus if actors else 0, switch),
+            late,
         )
 
     def stay(self, actors: int, preparers: int, stayed: tuple[int, int]) -> tuple[int, float]:

@@ -89,6 +89,8 @@ class Run:
         """Number of instances that prepare, by the plan; 0 if preparation has none of its own."""
         self._stayed: tuple[int, int] | None = None
         """Generation and preparation instances that stayed in the step before; None before the first."""
+        self._learnt_beyond = 0.0
+        """Seconds between the end of generation and that of the step before, in which actors of this one start."""
         self._stays = False
         """Whether the instances of all stages of its own stay for this step."""
 
@@ -122,6 +124,7 @@ class Run:
         trainer = self._train(prompts, generation, completions, work, preparation)
         end = trainer.end
         self._trainer_gpus = trainer.gpus
+        self._learnt_beyond = end - generation.seconds
         held = sum(each.seconds for each in generation.held) * scenario.gpus_per_instance
         busy = sum(each.busy for each in generation.held) * scenario.gpus_per_instance + float(work.sum())
         total = gpus * end + begun if self._holds else held + trainer.gpu_seconds - self._kept(generation, trainer)
@@ -182,7 +185,7 @@ class Run:
             limits = replace(limits, kv_tokens=profile.kv_tokens, max_batch=scenario.max_batch)
         both_start = scenario.startup_seconds + scenario.trainer_start_seconds
         if self._own is not None:
-            training = self._own.training(self._stayed)
+            training = self._own.training(self._stayed, self._learnt_beyond)
         else:
             training = Training(
                 scenario.gpus,
@@ -228,7 +231,11 @@ class Run:
             rule.learner = self._own.waiting_learner(tokens, self._preparers, self._trainer.begin)
         start = profile.startup_seconds + profile.weight_load_seconds
         # If not all stages have room at a time, some actors wait until the learner has left its GPUs.
-        late = 0.0 if room or self._own is None or self._stayed is None else self._own.move_seconds
+        late = 0.0
+        if self._own is not None and self._stayed is not None:
+            fresh = len(division) > self._stayed[0]
+            late = self._own.late_seconds(self._learnt_beyond) if fresh else 0.0
+            late += 0.0 if room else self._own.move_seconds
         handling = Handling(
             rule=rule,
             tick_seconds=settings.tick_seconds * max(1.0, longest / 2048),

@@ -50,3 +50,8 @@ def test_nothing_is_held_before_a_step_was_learnt_and_a_start_that_learning_hide
         holding = holding_of(job, history, there, switches)  # type: ignore[arg-type]
         assert holding is not None
         assert holding.late_seconds == late
+    # Actors are asked for when the batch is prepared, and a learner that follows has learnt from most of it then.
+    history.add("learning/beyond", 6.0)
+    holding = holding_of(job, history, there, switches)  # type: ignore[arg-type]
+    assert holding is not None
+    assert holding.late_seconds == 24.0

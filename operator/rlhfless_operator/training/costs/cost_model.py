@@ -357,7 +357,8 @@ class CostModel:
         """Learn the time that learning takes."""
         metrics = result.metrics
         waited = metrics.get("seconds/wait", 0.0)
-        for name, metric in (("", "seconds"), ("/train", "seconds/train"), ("/load", "seconds/load")):
+        parts = {"": "seconds", "/train": "seconds/train", "/load": "seconds/load"}
+        for name, metric in {**parts, "/beyond": "learning/beyond_preparation"}.items():
             if (seconds := metrics.get(metric)) is not None:
                 self.history.add(f"learning{name}", seconds - (waited if metric == "seconds" else 0.0))
         # Tokens that were passed once for several samples are no work, but the plan counts them for each sample.

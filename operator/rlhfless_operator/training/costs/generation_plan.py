@@ -74,8 +74,9 @@ def holding_of(
     generation, preparation, learning = (
         Staying(there[stage], switch_seconds[stage], price_of(spec, stage)) for stage in STAGES
     )
-    # Instances of generation start while the step before is learnt.
-    late = max(0.0, history.mean("startup/generation") - learning_seconds)
+    # Instances of generation start while the step before is learnt, once all of it is prepared.
+    hidden = history.mean("learning/beyond", learning_seconds)
+    late = max(0.0, history.mean("startup/generation") - hidden)
     return StagesHolding(generation, preparation, learning, late)
 
 
