@@ -66,7 +66,8 @@ async def prepare(
         instances: of preparation; each prepares one chunk at a time.
         on_prepared: called with every chunk, one after the other, if a learner takes groups as they come. Chunks then
             become smaller, at least a sixth of the groups that are left, because few should wait for others at the end.
-        followed: whether such a learner has no other groups meanwhile. Then no chunk is larger than that.
+        followed: whether such a learner would idle while a large chunk is prepared. Then no chunk is larger than that.
+            Where stages take turns it sleeps, and each chunk may have to load its models again.
 
     Raises:
         StageFailedError: a chunk can't be prepared, or generation failed.

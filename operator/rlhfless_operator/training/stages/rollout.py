@@ -238,7 +238,7 @@ async def generate_and_prepare(
                 driver=run.lease.number,
                 retries=run.spec.limits.retries,
                 on_prepared=_on_prepared(run, task, journal),
-                followed=journal is not None,
+                followed=journal is not None and not run.capacity.sleeps,
             )
     run.progress.over(stage, task.step)
     return time.monotonic() - generated_at
