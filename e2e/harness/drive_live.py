@@ -1,8 +1,8 @@
 """One live actor by hand, from inside the cluster: `python - JOB-FILE ROOT SERVICE-TEMPLATE TOKEN < drive_live.py`.
 
-It runs in the operator's image and has three parts. Samples join one by one. Many samples join while nobody reads the
-answer. Many more join as fast as they are decoded, in several requests, as the loop makes them. Each part prints a line
-of JSON.
+It runs in the operator's image, in three parts. In the first, samples join one by one. In the second, many join while
+nobody reads the answer. In the third, many more join as fast as they are decoded, in several requests, as the loop
+makes them. Each part prints a line of JSON.
 """
 
 import asyncio

@@ -17,6 +17,7 @@ from rlhfless_functions.settings import (
     BatchSettings,
     CriticSettings,
     LearningSettings,
+    LoraSettings,
     ModelSettings,
     OptimizerSettings,
     SamplingSettings,
@@ -157,3 +158,17 @@ def job_of(folder: Path, model: Path, **given: Any) -> Job:
     rest is in each request."""
     settings = ModelSettings(source=str(model), dtype=given.pop("dtype", "float32"), lora=given.pop("lora", None))
     return Job(folder, settings, given.pop("algorithm", AlgorithmSettings()), **given)
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"algorithm": PPO},
+    "ppo, values of its own critic": {"algorithm": PPO, "prepared": LEFT_OUT},
+    "muon": {"optimizer": OptimizerSettings(name="muon", learning_rate=1e-3)},
+    "bfloat16": {"dtype": "bfloat16"},
+    "adapter with dropout": {"dtype": "bfloat16", "lora": LoraSettings(rank=2, dropout=0.2)},
+    "two epochs, one minibatch": {
+        "algorithm": AlgorithmSettings(epochs=2),
+        "batch_settings": BatchSettings(prompts_per_step=4, samples_per_prompt=2),
+    },
+}

@@ -29,16 +29,7 @@ from tests.generation.engines.emulated_runs import (
     finish,
     share,
     wanted,
-    write_lengths,
 )
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
-    uri = str(tmp_path_factory.mktemp("trace") / "trace.parquet")
-    write_lengths(uri)
-    return uri
-
 
 # --- what comes out ----------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def test_preparation_begins_with_a_whole_chunk_and_may_have_to_wake() -> None:
 
 
 def test_a_number_of_learners_costs_the_same_whether_it_was_chosen_or_given() -> None:
-    """The work of one that was given was left out, so that a plan weighed the cost of actors too much."""
+    """A plan left out the work of a given learner. So it weighed the cost of actors too much."""
     found, _ = forecast(0.0, tokens=0.0, instances=4)
     tokens, common = np.full(80, 400.0), {"preparers": (1,), "follows": True, "learning_price": 2.0}
     option = LearnerOption(3, 1e-4, 0.5, 4.0)

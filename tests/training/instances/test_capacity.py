@@ -1,74 +1,12 @@
 """Which instances the loop asks for, and when: by a clock of the test's own."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rlhfless_functions.api import Preload, Stage, WeightsReference
-from rlhfless_functions.settings import ModelSettings
-from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
 from rlhfless_operator.planner.pools.whole_gpus import SwitchCost
-from rlhfless_operator.training.instances import capacity as capacity_module
-from rlhfless_operator.training.instances.capacity import Capacity
-
-PRELOAD = Preload(model=ModelSettings(source="m"), weights=WeightsReference(version=0, uri="m"))
-
-
-class Timeline:
-    """A clock that `sleep` moves on, and the holds that a platform was asked for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, keep_alive: float | None = None, **options: Any) -> None:
-        self.now = 100.0
-        self.holds: list[tuple[float, Stage, int]] = []
-        self.preloads: list[Preload | None] = []
-        self._sleepers: list[tuple[float, asyncio.Event]] = []
-        self.history = History()
-        self.capacity = Capacity(
-            self,  # type: ignore[arg-type]
-            dict.fromkeys(("generation", "preparation", "learning"), keep_alive),
-            self.history,
-            clock=lambda: self.now,
-            **options,
-        )
-        monkeypatch.setattr(capacity_module.asyncio, "sleep", self._sleep)
-
-    async def hold(self, stage: Stage, count: int, preload: Preload | None = None) -> None:
-        self.holds.append((self.now - 100, stage, count))
-        self.preloads.append(preload)
-
-    async def _sleep(self, seconds: float) -> None:
-        event = asyncio.Event()
-        self._sleepers.append((self.now + seconds, event))
-        await event.wait()
-
-    async def pass_time(self, seconds: float) -> None:
-        end = self.now + seconds
-        while True:
-            # Whoever was told to go on does so before the clock does.
-            for _ in range(5):
-                await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0)
-            due = [sleeper for sleeper in self._sleepers if sleeper[0] <= end]
-            if not due:
-                self.now = end
-                return
-            first = min(due, key=lambda sleeper: sleeper[0])
-            self._sleepers.remove(first)
-            self.now = max(self.now, first[0])
-            first[1].set()
-
-    def counts(self, stage: Stage) -> list[tuple[float, int]]:
-        return [(round(at, 6), count) for at, of_stage, count in self.holds if of_stage == stage]
-
-
-MakeTimeline = Callable[..., Timeline]
-
-
-@pytest.fixture
-def make_timeline(monkeypatch: pytest.MonkeyPatch) -> MakeTimeline:
-    return lambda **options: Timeline(monkeypatch, **options)
+from tests.training.instances.timeline import PRELOAD, MakeTimeline
 
 
 async def test_with_a_keep_alive_the_platform_is_told_at_once(make_timeline: MakeTimeline) -> None:
@@ -330,63 +268,6 @@ async def test_instances_that_were_expected_are_not_wanted_once_a_stage_is_finis
     await time.capacity.finish("generation")
     await time.pass_time(100)
     assert {count for _, count in time.counts("generation")} == {0}
-    await time.capacity.close()
-
-
-async def test_instances_of_a_held_step_stay_whatever_is_forecast(make_timeline: MakeTimeline) -> None:
-    time = make_timeline()
-    await time.capacity.use("generation", 4, PRELOAD)
-    await time.capacity.stay({"generation": 3, "preparation": 1, "learning": 1})
-    assert time.capacity.stays and time.capacity.keeps("generation")
-    await time.capacity.use("generation", 0)
-    await time.capacity.next_use("generation", 1000.0)
-    await time.pass_time(1000)
-    assert time.capacity.there("generation") == 3, "one more than stay is not kept"
-    assert not time.capacity.has_idle("learning")
-    await time.capacity.close()
-
-
-async def test_as_many_stay_where_more_worked_and_they_end_one_by_one(make_timeline: MakeTimeline) -> None:
-    time = make_timeline()
-    time.history.add("startup/generation", 10.0)
-    await time.capacity.stay({"generation": 3})
-    await time.capacity.use("generation", 5, PRELOAD)
-    for count in (4, 3, 2, 1, 0):
-        await time.capacity.use("generation", count)
-    await time.pass_time(1000)
-    assert time.capacity.there("generation") == 3
-    await time.capacity.close()
-
-
-async def test_nothing_is_started_to_stay(make_timeline: MakeTimeline) -> None:
-    time = make_timeline()
-    await time.capacity.stay({"generation": 3, "preparation": 1, "learning": 1})
-    assert all(count == 0 for _, _, count in time.holds)
-    await time.capacity.close()
-
-
-async def test_a_plan_with_fewer_instances_lets_the_others_go(make_timeline: MakeTimeline) -> None:
-    time = make_timeline()
-    await time.capacity.stay({"generation": 3})
-    await time.capacity.use("generation", 3, PRELOAD)
-    await time.capacity.use("generation", 0)
-    await time.capacity.stay({"generation": 2})
-    assert time.capacity.there("generation") == 2
-    await time.capacity.close()
-
-
-async def test_a_plan_that_holds_nothing_leaves_instances_to_the_forecast_and_the_learner_to_who_saves_it(
-    make_timeline: MakeTimeline,
-) -> None:
-    time = make_timeline()
-    await time.capacity.stay({"generation": 1, "learning": 1})
-    for stage in ("generation", "learning"):
-        await time.capacity.use(stage, 1, PRELOAD)
-        await time.capacity.use(stage, 0)
-    await time.capacity.stay({})
-    assert not time.capacity.stays
-    assert (time.capacity.there("generation"), time.capacity.there("learning")) == (0, 1)
-    assert time.capacity.has_idle("learning")
     await time.capacity.close()
 
 
