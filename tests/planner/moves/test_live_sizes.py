@@ -84,3 +84,10 @@ def test_batches_stay_full_while_groups_wait_and_at_most_one_group_waits_in_an_i
                 break
         assert all(places < each <= max(places, size) + size for each in held)
         held[end % actors] -= 1
+
+
+@given(places=st.integers(1, 64), busy=st.integers(0, 64), room=st.integers(0, 100))
+def test_no_sample_waits_in_an_instance_that_does_not_answer(places: int, busy: int, room: int) -> None:
+    asked = Batches(2, places, places)
+    assert busy + asked.free(busy, room, answers=False) <= max(busy, places)
+    assert asked.free(busy, room) >= asked.free(busy, room, answers=False)

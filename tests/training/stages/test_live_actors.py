@@ -73,6 +73,8 @@ class LivePlatform:
     away: Callable[[dict[Key, str]], set[Key]] = field(default=lambda batch: set())
     """Which of a batch wait for their environments."""
     requests: list[LiveRequest] = field(default_factory=list)
+    goes_on: asyncio.Event | None = None
+    """Until it is set, the first instance stands still once it has started."""
 
     async def run(self, request: LiveRequest) -> AsyncGenerator[Event, None]:
         batch: dict[Key, str] = {}
@@ -105,6 +107,8 @@ class LivePlatform:
         reading = asyncio.create_task(anext(lines := request.lines(), None))
         try:
             yield Started(instance="i")
+            if self.goes_on is not None and len(self.requests) == 1:
+                await self.goes_on.wait()
             if self.failure is not None:
                 raise TaskFailedError(self.failure)
             for event in join(request.sink, request.samples):
@@ -375,6 +379,18 @@ async def test_no_sample_waits_while_an_actor_may_open() -> None:
     await running
     # Where two have started first, these have room for all.
     assert platform.most_running <= 3
+
+
+async def test_no_group_waits_in_an_instance_that_stands_still() -> None:
+    """Whether it still lives is known only minutes later. What it has place for is with it until then, and no more."""
+    platform = LivePlatform(random.Random(11), goes_on=asyncio.Event())
+    live = actors_on(platform)
+    first = asyncio.create_task(generate(live, rollout_of(1, 4), actors=2, places=8))
+    await asyncio.wait_for(generate(live, rollout_of(2, 4), actors=2, places=8), 30)
+    assert platform.goes_on is not None
+    assert not first.done()
+    platform.goes_on.set()
+    assert len(await asyncio.wait_for(first, 30)) == 4
 
 
 async def test_an_actor_without_samples_waits_for_a_rollout_that_comes() -> None:

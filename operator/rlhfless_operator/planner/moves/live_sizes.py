@@ -53,14 +53,17 @@ class Batches:
         most = max(self.places, group) + (0 if may_open else group)
         return min(most, math.ceil(sum(unfinished.values()) / actors) + group)
 
-    def free(self, busy: int, room: int) -> int:
+    def free(self, busy: int, room: int, *, answers: bool = True) -> int:
         """Return how many samples may join an actor.
 
         Args:
             busy: samples that it has. If they are more than its places, some wait in the instance.
             room: how many it may have.
+            answers: whether its instance has said that it took in all that it was given. None wait in one that has not:
+                it may stand still.
         """
-        return max(0, room - busy) if busy <= self.places else 0
+        most = room if answers else min(room, self.places)
+        return max(0, most - busy) if busy <= self.places else 0
 
     def _needed(self, unfinished: Mapping[int, int]) -> int:
         """Return how many actors all unfinished samples need. A batch has one version."""

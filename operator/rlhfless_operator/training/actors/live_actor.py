@@ -117,7 +117,7 @@ class LiveActor:
         staying = self.staying
         version = staying[0].rollout.weights.version if staying else self.weights.version
         # Samples that wait in an instance that has places are more than its memory holds.
-        free = 0 if self.waiting else batches.free(self.busy, room)
+        free = 0 if self.waiting else batches.free(self.busy, room, answers=self.received == self.sent)
         return Batch(version, sum(len(share.samples) for share in staying), free)
 
     @property
