@@ -1,11 +1,15 @@
 """Jobs whose learner is let go after each step, with its state saved: what comes out is what one learner makes."""
 
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from unittest.mock import AsyncMock
 
 import pytest
 
+from rlhfless_functions.api import Event, RunRequest, Started
 from rlhfless_operator.platforms.base import StateChange
+from rlhfless_operator.platforms.local.platform import LocalPlatform
 from rlhfless_operator.records.status import CheckpointStatus
 from rlhfless_operator.training.costs.cost_model import CostModel
 from rlhfless_operator.training.instances.capacity import Capacity
@@ -58,6 +62,45 @@ def test_learners_that_come_and_go_with_each_step_make_the_weights_of_one_that_s
     checkpoints = [path.name for path in (folder_of(goes) / "checkpoints").iterdir()]
     assert checkpoints == [f"step-{STEPS:06d}"], "what learners saved is none of the user's checkpoints"
     assert all("seconds/load" not in record["metrics"] for record in records_of(stays)[2:])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_written_beside_the_generation_of_the_next_step(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its learner is lost the second time, so the step after it writes one."""
+    undisturbed = tiny_job("undisturbed", steps=6, checkpoints={"everySteps": 2})
+    run_job(undisturbed)
+    _, second, third, *_ = records_of(undisturbed)
+    assert "seconds/checkpoint" in third["metrics"]
+    assert "seconds/checkpoint" not in second["metrics"]
+    disturbed = tiny_job("disturbed", steps=6, checkpoints={"everySteps": 2})
+    run = LocalPlatform.run
+    at: list[tuple[str, int]] = []
+
+    async def listened(platform: LocalPlatform, request: RunRequest) -> AsyncGenerator[Event, None]:
+        async with aclosing(run(platform, request)) as events:
+            async for event in events:
+                if isinstance(event, Started):
+                    at.append((request.key.part, request.key.step))
+                    if at[-1] == ("save", 4):
+                        process = platform._processes[event.instance]
+                        process.kill()
+                yield event
+
+    monkeypatch.setattr(LocalPlatform, "run", listened)
+    run_job(disturbed)
+    saves = [step for part, step in at if part == "save"]
+    assert saves == [2, 4]
+    assert at.index(("save", 2)) < next(
+        number for number, (part, step) in enumerate(at) if (part, step) == ("learn", 3)
+    )
+    assert_same_final_weights(disturbed, undisturbed)
+    folders = {path.name for path in (folder_of(undisturbed) / "checkpoints").iterdir()}
+    assert folders == {"step-000004", "step-000006"}
+    assert status_of(disturbed)["checkpoint"]["step"] == 6
+    folders = {path.name for path in (folder_of(disturbed) / "checkpoints").iterdir()}
+    assert folders == {"step-000005", "step-000006"}
 
 
 @pytest.mark.nightly

@@ -176,7 +176,11 @@ LEARNING_METRICS: dict[str, Metric] = {
     "seconds/replay": Metric("seconds", "Repeating steps that were lost with an earlier learner."),
     "seconds/train": Metric("seconds", "The step itself; with `async`, also the critic's values of its samples."),
     "seconds/wait": Metric("seconds", "Waiting for samples of a batch that was still being prepared."),
-    "seconds/publish": Metric("seconds", "Publishing weights and checkpoint."),
+    "seconds/publish": Metric("seconds", "Publishing weights, with a checkpoint if the learner writes that with them."),
+    "seconds/checkpoint": Metric(
+        "seconds", "Writing the checkpoint of the step before, beside the generation of this one."
+    ),
+    "seconds/checkpoint_wait": Metric("seconds", "How long that kept the learner from this step."),
     "seconds/publish_wait": Metric(
         "seconds",
         "How long publishing kept the learner from the next step: copying weights to the host's memory, and waiting"

@@ -25,6 +25,7 @@ from rlhfless_operator.training.stages.look_ahead import look_ahead
 from rlhfless_operator.training.stages.mismatch import check_mismatch
 from rlhfless_operator.training.stages.rollout import RolloutTask, roll_out
 from rlhfless_operator.training.stages.rollout_record import record_rollout
+from rlhfless_operator.training.stages.state_saving import StateSaving
 
 
 async def train(run: TrainingRun, journal: StepJournal) -> None:
@@ -72,21 +73,23 @@ async def take_steps(run: TrainingRun, journal: StepJournal) -> None:
     # Step 0 is the evaluation of the model as given.
     is_new = journal.status.step == 0 and not journal.records
     step = 0 if run.spec.evaluation and is_new else journal.status.step + 1
-    async with LettingGo(run, journal) as letting_go:
+    async with StateSaving(run, journal) as saving, LettingGo(run, saving, journal.status.step) as letting_go:
         while step <= run.prompts.total_steps:
             check_affordable(run, journal, step)
-            rollout, learned = await take_step(run, journal, step, letting_go) if step > 0 else (None, None)
+            rollout, learned = await take_step(run, journal, step, saving, letting_go) if step > 0 else (None, None)
             letting_go.learnt(step)
             weights = learned.weights if learned else run.requests.initial
             evaluation = await evaluate(run, journal, step, weights, letting_go.consider)
             note_idling(run, journal, step)
             await journal.commit(step, rollout, learned, evaluation, run.position)
-            letting_go.written_down()
+            saving.written_down()
             step += 1
+        # Too few prompts may have been left for another step.
+        await saving.checkpoint_written()
 
 
 async def take_step(
-    run: TrainingRun, journal: StepJournal, step: int, letting_go: LettingGo
+    run: TrainingRun, journal: StepJournal, step: int, saving: StateSaving, letting_go: LettingGo
 ) -> tuple[StepBatch, LearnResult]:
     """Update the policy once; return the rollout's record and the new weights."""
     run.progress.begin_step(step, run.spec.batch.prompts_per_step * run.spec.batch.samples_per_prompt)
@@ -94,7 +97,7 @@ async def take_step(
     await choose_learners(run, journal, step)
     policy = run.requests.weights(journal.status.weights)
     policies = SamplingWeights(policy)
-    async with Learning(run, journal, step) as learning:
+    async with Learning(run, journal, step, saving) as learning:
 
         def on_forecast(left: float) -> bool:
             return letting_go.consider(learning.has_work_in(left)) or learning.starts_by_itself(left)

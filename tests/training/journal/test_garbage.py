@@ -24,6 +24,7 @@ def filled(root: Path) -> JobFolder:
             artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
         if step % 2 == 0:
             artifacts.write_bytes(artifacts.join(folder.checkpoint(step), "optimizer.safetensors"), b"x")
+            artifacts.write_bytes(artifacts.join(folder.checkpoint(step), artifacts.MANIFEST), b"x")
         for purpose in purposes:
             artifacts.write_bytes(artifacts.join(folder.rollouts(step, purpose), "sink", "part.parquet"), b"x")
             artifacts.write_bytes(artifacts.join(folder.batches(step, purpose), "chunk.parquet"), b"x")
@@ -85,11 +86,26 @@ def test_a_state_that_a_learner_saved_before_it_was_let_go_counts_as_no_checkpoi
     assert older == [folder.checkpoint(6), folder.checkpoint(4), None]
 
 
-def test_a_state_that_may_be_being_saved_stays(tmp_path: Path) -> None:
+def test_a_state_or_a_checkpoint_that_may_be_being_written_stays(tmp_path: Path) -> None:
+    """Of the newest step, beside the one that is running."""
     folder = filled(tmp_path)
-    artifacts.write_bytes(artifacts.join(folder.state(7), "model.safetensors"), b"x")
+    for uri in (folder.state(7), folder.checkpoint(7)):
+        artifacts.write_bytes(artifacts.join(uri, "model.safetensors"), b"x")
     remove_garbage(folder, status_of(folder), Retention(2))
     assert steps_in(folder, "states") == ["step-000007"]
+    assert steps_in(folder, "checkpoints") == ["step-000004", "step-000006", "step-000007", "step-000008"]
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_none_of_those_to_keep(tmp_path: Path) -> None:
+    folder = filled(tmp_path)
+    artifacts.remove(artifacts.join(folder.checkpoint(4), artifacts.MANIFEST))
+    status = status_of(folder)
+    assert status.checkpoint is not None
+    older = [None if each is None else each.uri for each in older_checkpoints(folder, status.checkpoint)]
+    assert older == [folder.checkpoint(2), None]
+    remove_garbage(folder, status, Retention(2))
+    assert steps_in(folder, "checkpoints") == ["step-000002", "step-000006", "step-000008"]
+    assert steps_in(folder, "results") == [f"step-{step:06d}" for step in range(3, 9)]
 
 
 def test_all_batches_stay_while_there_are_fewer_checkpoints_than_are_kept(tmp_path: Path) -> None:

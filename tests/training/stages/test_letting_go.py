@@ -11,6 +11,7 @@ from rlhfless_functions.api import Done, Event, SaveRequest, SaveResult, Started
 from rlhfless_operator.platforms.base import InstanceLostError, StateChange
 from rlhfless_operator.records.status import CheckpointStatus
 from rlhfless_operator.training.stages.letting_go import LettingGo
+from rlhfless_operator.training.stages.state_saving import StateSaving
 
 SWITCH = 10.0
 
@@ -41,15 +42,17 @@ class Job:
             learners=SimpleNamespace(now=learners),
             requests=SimpleNamespace(save=self._request),
             platform=SimpleNamespace(run=self._run),
+            folder=SimpleNamespace(state=lambda step: f"c-{step}"),
             progress=SimpleNamespace(note=self.notes.append),
         )
-        self.letting_go = LettingGo(run, journal)  # type: ignore[arg-type]
+        self.saving = StateSaving(run, journal)  # type: ignore[arg-type]
+        self.letting_go = LettingGo(run, self.saving, 3)  # type: ignore[arg-type]
 
     def _observe(self, change: StateChange) -> None:
         self.states.append(change.state)
 
-    def _request(self, version: int, attempt: int) -> Any:
-        return SaveRequest.model_construct(version=version, checkpoint=f"c-{version}")
+    def _request(self, version: int, uri: str, attempt: int) -> Any:
+        return SaveRequest.model_construct(version=version, checkpoint=uri)
 
     async def _run(self, request: SaveRequest) -> AsyncGenerator[Event, None]:
         yield Started(instance="learner", cold_start=None)
@@ -124,8 +127,8 @@ async def test_a_checkpoint_is_named_once_its_step_is_written_down() -> None:
     await job.ends()
     assert job.saved == []
     job.status.step = 3
-    job.letting_go.written_down()
-    job.letting_go.written_down()
+    job.saving.written_down()
+    job.saving.written_down()
     assert job.saved == [CheckpointStatus(step=3, uri="c-3")]
 
 

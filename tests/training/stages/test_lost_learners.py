@@ -16,6 +16,7 @@ from rlhfless_operator.platforms.base import InstanceLostError
 from rlhfless_operator.training.instances.weights_traffic import WeightsTraffic
 from rlhfless_operator.training.stages import learning
 from rlhfless_operator.training.stages.learning import Learning
+from rlhfless_operator.training.stages.state_saving import StateSaving
 from tests.jobs import small_job
 
 PATIENCE = 30.0
@@ -39,7 +40,11 @@ class Step:
         """Seconds that a successor of the learner is said to need."""
         self.works, self.killed = asyncio.Event(), asyncio.Event()
         journal = SimpleNamespace(
-            batches_since_checkpoint=lambda step: [], checkpoint_step=0, ledger=None, settings=None, status=None
+            batches_since_checkpoint=lambda step: [],
+            checkpoint_step=0,
+            ledger=None,
+            settings=None,
+            status=SimpleNamespace(checkpoint=None),
         )
         run = SimpleNamespace(
             capacity=SimpleNamespace(
@@ -53,7 +58,7 @@ class Step:
             ),
             follows_forecasts=watched,
             learner_preload=None,
-            learners=SimpleNamespace(now=1, met=lambda count: None),
+            learners=SimpleNamespace(now=1, chosen=1, met=lambda count: None),
             platform=SimpleNamespace(run=self._run),
             progress=SimpleNamespace(stage=lambda *_, **__: None, over=lambda *_: None),
             prompts=SimpleNamespace(planned_steps=1, total_steps=1),
@@ -61,7 +66,8 @@ class Step:
             spec=RLHFJob.model_validate(small_job(planning={"policy": "cost"})).spec,
             weights_traffic=WeightsTraffic(),
         )
-        self.learning = Learning(run, journal, 1)  # type: ignore[arg-type]
+        saving = StateSaving(run, journal)  # type: ignore[arg-type]
+        self.learning = Learning(run, journal, 1, saving)  # type: ignore[arg-type]
         # Half of the groups are there.
         groups = range(run.spec.batch.prompts_per_step // 2)
         piece = SimpleNamespace(samples=[SimpleNamespace(prompt=prompt) for prompt in groups])

@@ -26,9 +26,10 @@ from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
 from rlhfless_operator.training.stages.affordable import check_affordable
 from rlhfless_operator.training.stages.evaluation import evaluate, evaluation_due
-from rlhfless_operator.training.stages.learning import Learning, checkpoint_due
+from rlhfless_operator.training.stages.learning import Learning
 from rlhfless_operator.training.stages.mismatch import check_mismatch
 from rlhfless_operator.training.stages.rollout_record import groups_metrics
+from rlhfless_operator.training.stages.state_saving import StateSaving, checkpoint_due
 
 
 async def take_steps_asynchronously(run: TrainingRun, journal: StepJournal, settings: AsyncSpec) -> None:
@@ -100,7 +101,8 @@ class LearnedSteps:
         waited = time.monotonic() - began
         journal.enter("learning")
         earlier = before.learned if before is not None else None
-        async with Learning(run, journal, step, before=earlier, beside=self._may_publish_beside(step)) as learning:
+        saving, beside = StateSaving(run, journal), self._may_publish_beside(step)
+        async with Learning(run, journal, step, saving, before=earlier, beside=beside) as learning:
             chosen = await self._learn(learning, choice, before)
             taken = chosen.taken
             if ahead.groups is not None:

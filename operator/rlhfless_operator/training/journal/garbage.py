@@ -75,12 +75,11 @@ def kept(
 ) -> dict[str, list[str]]:
     """Return the URIs that stay, by sub-folder.
 
-    These are the newest and the best weights, the newest critic, the newest checkpoints, the state that the newest
-    learner to be let go has saved or may be saving, the batches of all steps since
+    These are the newest and the best weights, the newest critic, the newest checkpoints, the batches of all steps since
     the oldest of them (or of all steps), and responses to draft from. The files that the running step, the one after
-    the status's, may be writing stay, too. In an asynchronous job several steps run, and the weights that sample them
-    stay. The learner may have published the running step already, and be publishing the next one. Only the weights that
-    sample have lines.
+    the status's, may be writing stay, too, and what the learner may be saving of its state beside that step. In an
+    asynchronous job several steps run, and the weights that sample them stay. The learner may have published the
+    running step already, and be publishing the next one. Only the weights that sample have lines.
     """
     running = status.step + 1
     publishing = (running, running + 1) if retention.staleness else (running,)
@@ -100,7 +99,7 @@ def kept(
         "lines": [folder.line(version) for version in sampling],
         "critics": [folder.critic(version) for version in critics],
         "checkpoints": [
-            *map(folder.checkpoint, publishing),
+            *map(folder.checkpoint, (status.step, *publishing)),
             *checkpoints,
         ],
         "states": [

@@ -23,7 +23,8 @@ def checkpoints_until(folder: JobFolder, newest: str) -> list[str]:
         ArtifactError: the store does not answer.
     """
     root = folder.file("checkpoints")
-    found = {_below(root, uri) for uri in artifacts.list_files(root)}
+    # One that could not be written to its end has no manifest.
+    found = {_below(root, uri) for uri in artifacts.list_files(root) if uri.endswith(f"/{artifacts.MANIFEST}")}
     if newest.startswith(root):
         found.add(newest)
     steps = {uri: checkpoint_step(uri) for uri in found if _STEP.search(uri)}

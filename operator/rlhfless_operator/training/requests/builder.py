@@ -354,14 +354,14 @@ class RequestBuilder:
         within = self._spec.learning.gang_timeout
         return [Gang(size=size, number=number, meeting=meeting, within_seconds=within) for number in range(size)]
 
-    def save(self, version: int, attempt: int) -> SaveRequest:
-        """Make the request to write the state of a learner that is to be let go."""
+    def save(self, version: int, uri: str, attempt: int) -> SaveRequest:
+        """Make the request to write a learner's state, of this version, to a checkpoint."""
         return SaveRequest(
             key=self._key(version, "learning", "save", attempt),
             result=self._folder.result("save", version),
             heartbeat_seconds=self._heartbeat,
             version=version,
-            checkpoint=self._folder.state(version),
+            checkpoint=uri,
         )
 
     def prompting(self, *, chat: bool) -> Prompting:

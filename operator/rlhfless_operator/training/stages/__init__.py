@@ -9,10 +9,10 @@
 - `learning`: learn from the batch. `learner_listener`: hear a learner. `learner_choice`: the number of learners.
   `arrivals`: the groups that a learner can expect. `piece_journal`: the pieces that it learns from. `mismatch`: the
   limit on its disagreement with the engine. `damaged_checkpoints`: start from an older one.
-- `rollout_watch`: forecast its end, and have instances ready for their work and not before. `letting_go`: save the
-  state of a learner that would stand idle, and let it go. `taking_up`: load the state of a fresh one beside the end of
-  generation. `holding`: keep all instances for a whole step.
-  `idling`: warn of instances that idled for longer than a switch costs.
+- `rollout_watch`: forecast its end, and have instances ready for their work and not before. `state_saving`: write a
+  checkpoint beside the next step. `letting_go`: save the state of a learner that would stand idle, and let it go.
+  `taking_up`: load the state of a fresh one beside the end of generation. `holding`: keep all instances for a whole
+  step. `idling`: warn of instances that idled for longer than a switch costs.
 - `look_ahead`: plan what comes next, and warm its instances. `affordable`: check the budget.
 - `evaluation`: evaluate. `export`: publish the model. `datasets`: read the data. `changed_settings`: apply a changed
   document. `changed_inputs`: take changed files.

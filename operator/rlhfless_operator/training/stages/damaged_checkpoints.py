@@ -28,8 +28,8 @@ class DamagedCheckpoints:
         self._journal = journal
         self._damaged: list[str] = []
 
-    async def go_back(self, step: int, damage: TaskFailedError) -> list[BatchReference]:
-        """Go back to the newest of the older checkpoints. Return the batches that a learner repeats from there.
+    async def go_back(self, step: int, damage: TaskFailedError) -> None:
+        """Go back to the newest of the older checkpoints.
 
         Args:
             step: the step that is to be taken.
@@ -50,7 +50,6 @@ class DamagedCheckpoints:
         place = f"the checkpoint of step {older.step}" if older is not None else "the model as given"
         again = f"steps {replay[0].step} to {replay[-1].step} are learnt again, from the same batches"
         self._run.progress.note(f"step {step}: {damaged.uri} is damaged; going back to {place}: {again}")
-        return replay
 
     async def remove(self) -> None:
         """Remove them, once an older one has served: they would count as checkpoints to keep.

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Self
 
 from rlhfless_functions.api import BatchReference, LearnRequest, LearnResult
-from rlhfless_operator.job.spec import RLHFJobSpec
 from rlhfless_operator.planner.step.pace import LOOK_SECONDS, LearnerPace
 from rlhfless_operator.platforms.base import InstanceLostError, TaskFailedError
 from rlhfless_operator.records.mismatch import EXPLAINED
@@ -22,6 +21,7 @@ from rlhfless_operator.training.stages.damaged_checkpoints import DamagedCheckpo
 from rlhfless_operator.training.stages.learner_listener import LearnerListener, with_more
 from rlhfless_operator.training.stages.mismatch import explained_by_formats
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
+from rlhfless_operator.training.stages.state_saving import StateSaving
 from rlhfless_operator.training.stages.taking_up import TakingUp
 
 
@@ -37,6 +37,7 @@ class Learning:
         run: the job in hand.
         journal: its status has the weights and checkpoint that the step starts from.
         step: its number.
+        saving: has the learner write checkpoints between steps.
         before: the step before, if it is learnt and may not be published. The learner publishes it beside this one.
         beside: whether the learner may go on to the next step before it has published this one.
     """
@@ -46,6 +47,7 @@ class Learning:
         run: TrainingRun,
         journal: StepJournal,
         step: int,
+        saving: StateSaving,
         *,
         before: LearnResult | None = None,
         beside: bool = False,
@@ -54,6 +56,7 @@ class Learning:
         self._journal = journal
         self._step = step
         self._before = before
+        self._saving = saving
         self._beside = beside
         self._task: asyncio.Task[LearnResult] | None = None
         self._asked = False
@@ -198,24 +201,18 @@ class Learning:
         assert self._task is not None
         run, learned = self._run, await self._task
         run.progress.over("learning", self._step)
-        more = run.weights_traffic.take() | self.taking_up.metrics
+        more = run.weights_traffic.take() | self.taking_up.metrics | self._saving.take_metrics()
         if self._prepared_at is not None:
             more["learning/beyond_preparation"] = time.monotonic() - self._prepared_at
         learned = with_more(learned, more)
         size = int(learned.metrics.get("weights/bytes", 0))
         run.weights_traffic.published(learned.weights.version, size, self._listener.place)
-        # Unless it is kept, its successor repeats the steps since the newest checkpoint.
-        again = 0 if learned.checkpoint is not None else self._steps_again + 1
         run.cost_model.learned(learned)
         if self._listener.learned is not None:
             note_publishing(run.cost_model.history, learned.metrics)
         if learned.checkpoint is not None:
             run.learners.recover()
-        # The watch of the next rollout decides, which knows when the next step is learnt. It alone saves a state.
-        costs, watched = run.cost_model, run.follows_forecasts
-        saves = watched and run.learners.now == 1
-        restart = costs.letting_go_seconds(again) if saves else costs.restart_seconds(again)
-        await run.capacity.use("learning", 0, restart_seconds=restart, undecided=watched)
+        await self._saving.learnt(self._step, learned.checkpoint)
         return learned
 
     async def __aenter__(self) -> Self:
@@ -293,12 +290,11 @@ class Learning:
             StageFailedError: the step can't be taken.
             TaskFailedError: a learner that does not wait has learnt from all pieces so far.
         """
-        run, journal, size = self._run, self._journal, self._run.learners
-        replay = await asyncio.to_thread(journal.batches_since_checkpoint, batch.step)
+        run, journal, size, retries = self._run, self._journal, self._run.learners, 0
         if not self._asked and not run.capacity.holds("learning"):
             self._loading = run.cost_model.restart_seconds(self._steps_again)
         self._asked = True
-        retries = 0
+        await self._saving.checkpoint_written()
         while True:
             count = size.now
             counts = {"learning/instances": float(count)}
@@ -310,7 +306,7 @@ class Learning:
             await run.capacity.use("learning", count, run.learner_preload)
             # Once the batch is complete, one that comes again must not wait until nobody else wants its GPUs.
             waits = waits or self._prepared_at is not None
-            requests = self._requests(batch, replay, count, following, waits)
+            requests = self._requests(batch, await self._batches_again(), count, following, waits)
             # An earlier one may have been let go after several attempts, and none is to have its name.
             self._attempts += 1
             # The first instance publishes.
@@ -337,7 +333,7 @@ class Learning:
                 if _awaits_pieces(lost):
                     raise lost from error
                 if isinstance(lost, TaskFailedError) and lost.reason == "checkpoint_damaged":
-                    replay = await self._damaged.go_back(batch.step, lost)
+                    await self._damaged.go_back(batch.step, lost)
                     continue
                 if await self._has_more_memory(batch.step, count, lost):
                     continue
@@ -350,11 +346,20 @@ class Learning:
             check_retry(lost, retries, run.spec.limits.retries, f"learning of step {batch.step}")
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def _batches_again(self) -> list[BatchReference]:
+        """Return the batches since the newest checkpoint. There may be a newer one while they are read: a learner saves
+        its state before it is let go."""
+        while True:
+            checkpoint = self._journal.status.checkpoint
+            batches = await asyncio.to_thread(self._journal.batches_since_checkpoint, self._step)
+            if self._journal.status.checkpoint == checkpoint:
+                return batches
+
     def _requests(
         self, batch: BatchReference, replay: list[BatchReference], count: int, following: str | None, waits: bool
     ) -> list[LearnRequest]:
         """Return the request for each of so many learning instances."""
-        run, journal, total = self._run, self._journal, self._run.prompts.total_steps
+        run, journal = self._run, self._journal
         return [
             run.requests.learn(
                 journal.status,
@@ -362,7 +367,7 @@ class Learning:
                 replay,
                 journal.settings,
                 run.prompts.planned_steps,
-                checkpoint_due=checkpoint_due(run.spec, batch.step, total),
+                checkpoint_due=self._saving.learner_writes(batch.step),
                 attempt=self._attempts,
                 following=following,
                 gang=gang,
@@ -393,8 +398,3 @@ class Learning:
 
 def _awaits_pieces(error: BaseException | None) -> bool:
     return isinstance(error, TaskFailedError) and error.reason == "awaits_pieces"
-
-
-def checkpoint_due(spec: RLHFJobSpec, step: int, total_steps: int) -> bool:
-    """Return whether a step's learner writes a checkpoint."""
-    return step == total_steps or step % spec.checkpoints.every_steps == 0

@@ -1,15 +1,10 @@
 """The end of a learner that would stand idle: its state is saved first, if that is cheaper than to repeat its steps."""
 
 import asyncio
-import time
-from contextlib import aclosing
 from typing import Self
 
-from rlhfless_functions.api import Done, SaveResult, Started
-from rlhfless_operator.platforms.base import InstanceLostError, StateChange, TaskFailedError
-from rlhfless_operator.records.status import CheckpointStatus
-from rlhfless_operator.training.journal.step_journal import StepJournal
 from rlhfless_operator.training.run import TrainingRun
+from rlhfless_operator.training.stages.state_saving import StateSaving
 
 
 class LettingGo:
@@ -20,30 +15,19 @@ class LettingGo:
 
     Args:
         run: the job in hand.
-        journal: its status names the checkpoint.
+        saving: saves the state.
+        version: the version that the learner holds.
     """
 
-    def __init__(self, run: TrainingRun, journal: StepJournal) -> None:
+    def __init__(self, run: TrainingRun, saving: StateSaving, version: int) -> None:
         self._run = run
-        self._journal = journal
+        self._saving = saving
+        self._version = version
         self._task: asyncio.Task[None] | None = None
-        self._attempts = 0
-        self._version = journal.status.step
-        """Version that the learner holds."""
-        self._saved: CheckpointStatus | None = None
-        """Checkpoint of a step that is not written down yet."""
 
     def learnt(self, step: int) -> None:
         """Note that the learner holds the version of a step."""
         self._version = step
-
-    def written_down(self) -> None:
-        """Note that the newest step is written down: its checkpoint may be named."""
-        saved, journal = self._saved, self._journal
-        if saved is not None and saved.step <= journal.status.step:
-            self._saved = None
-            if saved.step > journal.checkpoint_step:
-                journal.saved(saved)
 
     @property
     def is_under_way(self) -> bool:
@@ -69,28 +53,8 @@ class LettingGo:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _let_go(self) -> None:
-        run, journal = self._run, self._journal
-        step, again = self._version, self._version - journal.checkpoint_step
+        run, saving, step = self._run, self._saving, self._version
+        again = step - saving.saved_step
         if run.learners.now == 1 and again and run.cost_model.saves_state(again):
-            await self._save(step)
+            await saving.save(step, run.folder.state(step), is_work=False)
         await run.capacity.let_go("learning")
-
-    async def _save(self, step: int) -> None:
-        """Have the learner write its state. If it can't, a fresh one repeats the steps."""
-        run, journal = self._run, self._journal
-        request = run.requests.save(step, self._attempts)
-        self._attempts += 1
-        try:
-            async with aclosing(run.platform.run(request)) as events:
-                async for event in events:
-                    if isinstance(event, Started):
-                        # Saving is no work on the step. It counts as the switch to sleep does.
-                        at = time.monotonic()
-                        journal.ledger.observe(StateChange(event.instance, "learning", "switching", at))
-                    elif isinstance(event, Done):
-                        saved = SaveResult.model_validate(event.result)
-                        run.cost_model.saved(saved.seconds)
-                        self._saved = CheckpointStatus(step=step, uri=saved.checkpoint)
-                        self.written_down()
-        except (InstanceLostError, TaskFailedError) as error:
-            run.progress.note(f"step {step}: the learner's state is not saved, so its steps are repeated: {error}")
