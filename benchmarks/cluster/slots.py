@@ -47,13 +47,14 @@ async def run_jobs(server: ApiServer, folder: Path, setting: Setting, count: int
     """
     part = setting.part(count) if how == "apart" else setting
     names = [f"job-{number}" for number in range(count)]
-    pools = {name: part.pool() for name in names} if how != "in turns" else {"default": setting.pool()}
+    # The claims of an earlier run's pools would count as those of jobs that the operator has not found yet.
+    run = f"{how.replace(' ', '-')}-{count}"
+    pool_of = {name: run if how == "in turns" else f"{run}-{name}" for name in names}
     timeline = Timeline()
-    async with emulated_cluster(server, folder, pools, timeline) as jobs:
+    async with emulated_cluster(server, folder, dict.fromkeys(pool_of.values(), part.pool()), timeline) as jobs:
         begun = time.monotonic()
         for number, name in enumerate(names):
-            pool = "default" if how == "in turns" else name
-            await asyncio.to_thread(jobs.apply, job_of(number, part, folder, pool, name))
+            await asyncio.to_thread(jobs.apply, job_of(number, part, folder, pool_of[name], name))
         ends = await wait_for_ends(jobs, names)
     scale = setting.time_scale
     seconds = {name: (end - begun) / scale for name, end in ends.items()}

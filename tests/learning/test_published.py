@@ -112,6 +112,8 @@ def test_every_documented_metric_is_made(tmp_path: Path, tiny_model: Path) -> No
     plain = Job(tmp_path / "followed", job.model, bounded, **following)
     made |= Learner().run(plain.request(1), context()).metrics.keys()
     # A state wakes where it has left a device: test_sleep.py. Deltas need an object store: test_weight_deltas.py.
-    # A fresh learner takes its state up ahead of the step: above.
-    assert LEARNING_METRICS.keys() - made == {"seconds/wake", "seconds/taken_up", "weights/delta_bytes"}
+    # A fresh learner takes its state up ahead of the step, and writes a checkpoint beside the next one:
+    # test_saved_learners.py.
+    beside = {"seconds/taken_up", "seconds/checkpoint", "seconds/checkpoint_wait"}
+    assert LEARNING_METRICS.keys() - made == {"seconds/wake", "weights/delta_bytes", *beside}
     assert made <= LEARNING_METRICS.keys()
