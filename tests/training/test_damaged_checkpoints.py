@@ -139,17 +139,17 @@ def test_the_model_as_given_serves_while_there_are_fewer_checkpoints_than_are_ke
 def test_with_no_older_one_the_error_names_the_file_and_a_remedy_that_helps(
     tiny_job: Callable[..., Path], undisturbed: Path
 ) -> None:
-    alone = interrupt(tiny_job, "alone", checkpoints={"everySteps": 2, "keep": 1})
-    assert [path.name for path in alone.checkpoints.iterdir()] == ["step-000004"]
-    flip(alone.checkpoints / "step-000004")
-    told = r"step-000004/optimizers\.pt is corrupt.*restore .*step-000004 from a copy"
+    alone = interrupt(tiny_job, "alone", checkpoints={"everySteps": 3, "keep": 1})
+    assert [path.name for path in alone.checkpoints.iterdir()] == ["step-000003"]
+    flip(alone.checkpoints / "step-000003")
+    told = r"step-000003/optimizers\.pt is corrupt.*restore .*step-000003 from a copy"
     with pytest.raises(StageFailedError, match=told):
         run_job(alone.file)
     status = status_of(alone.file)
     assert status["phase"] == "Failed" and "No older checkpoint serves" in status["message"]
-    assert status["checkpoint"]["step"] == 4
-    shutil.rmtree(alone.checkpoints / "step-000004")
-    shutil.copytree(alone.copy / "checkpoints" / "step-000004", alone.checkpoints / "step-000004")
+    assert status["checkpoint"]["step"] == 3
+    shutil.rmtree(alone.checkpoints / "step-000003")
+    shutil.copytree(alone.copy / "checkpoints" / "step-000003", alone.checkpoints / "step-000003")
     run_job(alone.file)
     assert_same_final_weights(alone.file, undisturbed)
 
