@@ -160,24 +160,29 @@ def messages() -> str:
 
 
 def slots() -> str:
-    """Two jobs on the same slots."""
+    """Two jobs on the same slots, from when both learn until the first one has ended."""
     found = _read("cluster", "slot_spans")
     busy = [span for span in found["spans"] if span["state"] == "busy"]
-    learnt = sorted(span["end"] for span in busy if (span["job"], span["stage"]) == ("job-0", "learning"))
-    begin, end = min(span["start"] for span in busy), learnt[1]
+    jobs = {span["job"] for span in busy}
+    begin = max(
+        min(span["start"] for span in busy if (span["job"], span["stage"]) == (job, "learning")) for job in jobs
+    )
+    end = min(max(span["end"] for span in busy if span["job"] == job) for job in jobs)
     rows = []
     for number, slot in enumerate(sorted({slot for span in found["spans"] for slot in span["slots"]}), start=1):
         row = []
         for span in found["spans"]:
-            shown = span["state"] in ("busy", "switching") and span["end"] > begin and span["start"] < end
+            held = span["state"] in ("busy", "switching", "idle")
+            shown = held and span["end"] > begin and span["start"] < end
             if slot in span["slots"] and shown:
-                kind = f"job{span['job'][-1]}" if span["state"] == "busy" else "switching"
+                kind = f"job{span['job'][-1]}" if span["state"] == "busy" else span["state"]
                 letter = span["stage"][0].upper() if span["state"] == "busy" else ""
                 says = f"{span['job']}, {span['stage']}, {span['state']}, {span['end'] - span['start']:.1f} s"
                 part = {"start": max(span["start"], begin), "end": min(span["end"], end)}
                 row.append(part | {"kind": kind, "says": says, "letter": letter})
         rows.append((f"slot {number}", row))
     kinds = [("job0", "first job"), ("job1", "second job"), ("switching", "one falls asleep, another wakes")]
+    kinds += [("idle", "idle")]
     title = "Two jobs on four GPUs: G generation, P preparation, L learning"
     return timeline(title, rows, kinds)
 
