@@ -46,6 +46,8 @@ class Setting:
     time_scale: float
     startup: float = START_SECONDS
     """Emulated seconds in which an instance starts."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints."""
 
 
 def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[str, Any]:
@@ -60,6 +62,7 @@ def job(scenario: Scenario, trace: Path, runs: Path, setting: Setting) -> dict[s
         time_scale=setting.time_scale,
     )
     document["spec"]["artifacts"] = {"uri": str(runs)}
+    document["spec"]["checkpoints"] = {"everySteps": setting.checkpoint_every}
     document["spec"]["generation"]["instances"] = {"max": setting.actors}
     if setting.preparers is not None:
         document["spec"]["preparation"]["instances"] = {"max": setting.preparers}
@@ -185,6 +188,7 @@ def main() -> None:
     parser.add_argument("--learner-gpus", type=int, default=4)
     parser.add_argument("--startup", type=float, default=START_SECONDS, help="seconds in which an instance starts")
     parser.add_argument("--time-scale", type=float, default=1.0, help="seconds here for each emulated one")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps between checkpoints")
     parser.add_argument("--json", type=Path, default=None, help="file for the results")
     given = parser.parse_args()
     options = {name: value for name, value in vars(given).items() if name != "json"}
