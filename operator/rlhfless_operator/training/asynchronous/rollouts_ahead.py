@@ -202,7 +202,8 @@ class RolloutsAhead:
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
         """Return the newest plan, and the metrics of the rollouts that are complete since the last call."""
         found, self._unreported = self._unreported, []
-        return self._plan, rollout_metrics([batch.metrics for batch in found])
+        switches, kept = self._settings.new_weights == "switch", self._run.spec.keeps_kv_cache
+        return self._plan, rollout_metrics([batch.metrics for batch in found], switches=switches, kept=kept)
 
     async def __aenter__(self) -> Self:
         if self.groups is not None:

@@ -87,10 +87,20 @@ def with_switches(batch: StepBatch, rollout: Rollout) -> StepBatch:
     return batch.model_copy(update={"metrics": batch.metrics | switches})
 
 
-def rollout_metrics(rollouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def rollout_metrics(
+    rollouts: Sequence[Mapping[str, float]], *, switches: bool = False, kept: bool = False
+) -> dict[str, float]:
     """Merge the metrics of rollouts that don't describe their groups: counts are added up, others are the newest
-    rollout's."""
-    found = dict.fromkeys(("generation/lost_instances", "generation/cuts", "generation/moved_samples"), 0.0)
+    rollout's.
+
+    Args:
+        rollouts: may be none. Counts are 0 then.
+        switches: whether rollouts count their switches to newer weights.
+        kept: whether they count responses that went on with the keys and values that they had.
+    """
+    counts = ["lost_instances", "cuts", "moved_samples"]
+    counts += ["switches"] * switches + ["kept_responses", "kept_tokens"] * kept
+    found = {f"generation/{name}": 0.0 for name in counts}
     for metrics in rollouts:
         for name, value in metrics.items():
             if name.startswith(_OF_A_ROLLOUT):
