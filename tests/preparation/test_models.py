@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ from rlhfless_functions.algorithms.advantages import estimate_advantages
 from rlhfless_functions.api import WeightsReference
 from rlhfless_functions.data.rollouts import GeneratedSample
 from rlhfless_functions.model.shared_prompts import SharedPrompts
+from rlhfless_functions.preparation import models
 from rlhfless_functions.preparation.stage import Preparer
-from rlhfless_functions.settings import AlgorithmSettings, KlSettings, LoraSettings, ModelReward, RewardSettings
+from rlhfless_functions.settings import (
+    AlgorithmSettings,
+    KlSettings,
+    LoraSettings,
+    ModelReward,
+    PythonReward,
+    RewardSettings,
+)
 from rlhfless_functions.weights import attach_adapter, load_critic, publish_adapter, publish_critic, publish_weights
 from tests.preparation.batches import KL, RIGHT, TEMPERATURE, BatchFolder
 from tests.preparation.batches import place as place  # The fixtures.
@@ -261,5 +270,30 @@ def test_a_preloaded_preparer_answers_the_same(two_groups: BatchFolder) -> None:
     settings = {"reference": two_groups.initial, "algorithm": AlgorithmSettings(kl=KL).resolved()}
     _, expected = two_groups.prepare(**settings)
     two_groups.preparer = fresh
-    assert two_groups.prepare(**settings)[1] == expected
+    result, samples = two_groups.prepare(**settings)
+    assert samples == expected
+    assert result.load_seconds == 0
     fresh._scorer.close()
+
+
+def test_seconds_of_loading_count_where_the_result_waited_for_them(
+    two_groups: BatchFolder, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparer, load = Preparer(), models.load_policy
+
+    def load_slowly(*given: Any) -> Any:
+        time.sleep(1.5)
+        return load(*given)
+
+    monkeypatch.setattr(models, "load_policy", load_slowly)
+    two_groups.preparer = preparer
+    settings = {"policy": perturbed(tiny_model, tmp_path / "policy", seed=1), "old_log_probs": True}
+    two_groups.prepare()
+    assert two_groups.prepare(**settings)[0].load_seconds > 1.0
+    assert two_groups.prepare(**settings)[0].load_seconds == 0
+    preparer.sleep()
+    (tmp_path / "slow.py").write_text("import time\ndef reward(completions): time.sleep(3); return [0.0] * 3\n")
+    slow = RewardSettings(name="slow", python=PythonReward(file=str(tmp_path / "slow.py")))
+    waited = two_groups.prepare(**settings, rewards=[slow])[0]
+    assert waited.load_seconds == 0, "rewards took longer"
+    preparer._scorer.close()

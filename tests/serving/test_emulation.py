@@ -15,6 +15,7 @@ from rlhfless_functions.api import (
     JournalledPiece,
     LearnRequest,
     PrepareRequest,
+    PrepareResult,
     SampleTask,
     SaveRequest,
     TakeUpRequest,
@@ -157,16 +158,19 @@ def test_learning_that_waits_for_nothing_ends_without_a_piece(
 def test_preparation_reads_its_models_before_its_first_task_and_after_each_sleep(
     clock: Clock, emulation: EmulationSettings
 ) -> None:
-    preparer = EmulatedPreparer(emulation)
+    preparer, loads = EmulatedPreparer(emulation), list[float]()
 
     def run(context: TaskContext) -> None:
-        preparer.run(prepare(), context)
+        result = preparer.run(prepare(), context)
+        assert isinstance(result, PrepareResult)
+        loads.append(result.load_seconds)
 
     work, load = 0.5 * 0.1 * TOKENS, 0.5 * 2.0
     assert seconds_of(clock, run, asleep=False) == (pytest.approx(work + load), [])
     assert seconds_of(clock, run, asleep=False) == (pytest.approx(work), [])
     preparer.sleep()
     assert seconds_of(clock, run, asleep=True) == (pytest.approx(work + load), [pytest.approx(load)])
+    assert loads == [pytest.approx(load), 0.0, pytest.approx(load)]
 
 
 def test_a_learners_state_goes_to_the_hosts_memory_and_comes_back(clock: Clock, emulation: EmulationSettings) -> None:

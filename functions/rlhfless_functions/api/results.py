@@ -168,6 +168,8 @@ class PrepareResult(Message):
     """The samples that the request wants as text, in its order."""
     metrics: dict[str, float]
     """Metrics. Names with `/sum` and `/count` are sums and counts, which the control plane adds up over chunks."""
+    load_seconds: float = Field(default=0.0, ge=0)
+    """Seconds by which models that were not in memory, or were of another version, delayed the result."""
 
 
 class LearnResult(Message):

@@ -35,6 +35,8 @@ class PreparationModels:
         self._policy: tuple[WeightsReference, Policy] | None = None
         self._reference: tuple[WeightsReference, Policy] | None = None
         self._critic: tuple[WeightsReference, CriticModel] | None = None
+        self.load_seconds = 0.0
+        """Seconds spent so far on loading models and changing their weights."""
 
     def preload(self, model: ModelSettings, weights: WeightsReference) -> None:
         """Load the model that a first request probably needs: version 0 is the reference, any other the policy.
@@ -68,15 +70,18 @@ class PreparationModels:
             TaskError: if it cannot be had; then no policy is kept.
         """
         held, self._policy = self._policy, None
-        if held is not None and held[0] != weights:
-            # An adapter's backbone keeps the weights that it was loaded from.
-            if isinstance(held[1], PeftModel) and held[0].uri != weights.uri:
-                held = None
-            else:
-                swap_policy(held[1], weights)
-        module = self._loaded(weights) if held is None else held[1]
-        self._policy = weights, module
-        return module
+        if held is None or held[0] != weights:
+            with self._loads():
+                # An adapter's backbone keeps the weights that it was loaded from. It goes before another one comes.
+                if held is not None and isinstance(held[1], PeftModel) and held[0].uri != weights.uri:
+                    held = None
+                if held is None:
+                    held = weights, self._loaded(weights)
+                else:
+                    swap_policy(held[1], weights)
+                    held = weights, held[1]
+        self._policy = held
+        return held[1]
 
     @contextmanager
     def reference(self, weights: WeightsReference) -> Iterator[Policy]:
@@ -100,20 +105,31 @@ class PreparationModels:
             TaskError: if it cannot be had; then no critic is kept.
         """
         held, self._critic = self._critic, None
-        if held is None:
-            critic = load_critic(self._settings, weights).requires_grad_(False).to(self.device)
-        else:
-            critic = held[1]
-            if held[0] != weights:
-                swap_critic(critic, weights)
-        self._critic = weights, critic
-        return critic
+        if held is None or held[0] != weights:
+            with self._loads():
+                if held is None:
+                    critic = load_critic(self._settings, weights).requires_grad_(False).to(self.device)
+                    held = weights, critic
+                else:
+                    swap_critic(held[1], weights)
+                    held = weights, held[1]
+        self._critic = held
+        return held[1]
 
     def _frozen(self, weights: WeightsReference) -> Policy:
         if self._reference is None or self._reference[0] != weights:
             self._reference = None
-            self._reference = weights, self._loaded(weights)
+            with self._loads():
+                self._reference = weights, self._loaded(weights)
         return self._reference[1]
+
+    @contextmanager
+    def _loads(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.load_seconds += time.monotonic() - started
 
     @property
     def _settings(self) -> ModelSettings:

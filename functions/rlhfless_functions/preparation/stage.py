@@ -135,14 +135,14 @@ class Preparer:
 
         with ThreadPoolExecutor(1) as thread:
             scoring = thread.submit(score)
-            started = time.monotonic()
+            started, loaded = time.monotonic(), self._models.load_seconds
             try:
                 if request.purpose == "training":
                     self._ask_models(request, samples, tokenizer, scoring, stopped)
             except BaseException:
                 broken_off = True
                 raise
-            seconds = time.monotonic() - started
+            seconds, loading = time.monotonic() - started, self._models.load_seconds - loaded
             scores, reward_seconds = scoring.result()
         results = [_finish(request, group, scores, number) for number, group in enumerate(groups)]
         rollouts.write_prepared(request.sink, samples)
@@ -163,7 +163,9 @@ class Preparer:
                 result.model_copy(update={"metrics": own}) for result, own in zip(results, by_group, strict=True)
             ]
         examples = _examples(request, groups, tokenizer)
-        return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics)
+        # Loading delays nothing that has to wait for rewards anyway.
+        delay = max(seconds, reward_seconds) - max(seconds - loading, reward_seconds)
+        return PrepareResult(part=request.sink, groups=results, examples=examples, metrics=metrics, load_seconds=delay)
 
     def _ask_models(
         self,

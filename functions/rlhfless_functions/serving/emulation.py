@@ -116,15 +116,17 @@ class EmulatedPreparer(_Emulated):
         if isinstance(request, MaterializeRequest):
             return self._materialize(request)
         tokens = self._tokens(request.key.step, request.samples, request.sampling.max_response_tokens)
+        loading = 0.0
         if not self._loaded:
+            begun = time.monotonic()
             self._wait(self._emulation.preparation_load_seconds, context)
-            self._loaded = True
+            self._loaded, loading = True, time.monotonic() - begun
         self._take(tokens * self._emulation.preparation_token_seconds, context)
         # Every group counts as one to learn from, so dynamic sampling draws no other.
         prompts = dict.fromkeys(sample.prompt for sample in request.samples)
         groups = [GroupResult(prompt=prompt, reward=None, spread=1.0) for prompt in prompts]
         if not self._emulation.acts:
-            return PrepareResult(part=request.sink, groups=groups, metrics={})
+            return PrepareResult(part=request.sink, groups=groups, metrics={}, load_seconds=loading)
         if request.metrics_by_group:
             own = {prompt: [each for each in request.samples if each.prompt == prompt] for prompt in prompts}
             groups = [
@@ -132,7 +134,7 @@ class EmulatedPreparer(_Emulated):
                 for group in groups
             ]
         metrics = self._episode_metrics(request.key.step, request.samples)
-        return PrepareResult(part=request.sink, groups=groups, metrics=metrics)
+        return PrepareResult(part=request.sink, groups=groups, metrics=metrics, load_seconds=loading)
 
     def _episode_metrics(self, step: int, samples: Sequence[SampleTask]) -> dict[str, float]:
         """Return the sums and counts from which the job learns how its samples act; see `chunk_metrics`."""

@@ -71,11 +71,12 @@ def test_what_is_learnt_is_part_of_the_checkpoint(tiny_job: MakeJob) -> None:
     outcome = GenerationOutcome(sinks=[], lengths={(0, 0): 8, (0, 1): 24}, tokens=32, pauses=[0.7])
     outcome.has_room(EngineRoom(sequences=3, kv_tokens=900))
     outcome.stretches.append(Stretch({(0, 0): 0, (0, 1): 4}, {(0, 0): 8, (0, 1): 24}, 2.0))
-    first.generated(outcome, PreparationOutcome(seconds=4.2), PROMPT_TOKENS)
+    first.generated(outcome, PreparationOutcome(seconds=4.2, loads=[3.0, 5.0]), PROMPT_TOKENS)
     first.measured({0: [8, 24]}, PROMPT_TOKENS)
     weights = WeightsReference(version=1, uri="w")
     first.learned(LearnResult(weights=weights, metrics={"seconds": 3.0, "seconds/train": 2.0}))
     assert first.history.mean("preparation/token") == pytest.approx(4.2 / 42)
+    assert first.history.mean("preparation/load") == 4.0
     assert first.restart_seconds(2) == 4.0
 
     second = cost_model_of(tiny_job())

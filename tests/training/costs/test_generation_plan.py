@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from rlhfless_operator.job.actor_range import ActorRange
 from rlhfless_operator.job.reading.validation import load_job
 from rlhfless_operator.planner.history import History
-from rlhfless_operator.training.costs.generation_plan import holding_of, price_of
+from rlhfless_operator.planner.pools.shared_gpus import SharedGpus
+from rlhfless_operator.training.costs.generation_plan import holding_of, idle_seconds, price_of, training_of
 
 
 def gpus(count: int) -> dict[str, Any]:
@@ -55,3 +57,15 @@ def test_nothing_is_held_before_a_step_was_learnt_and_a_start_that_learning_hide
     holding = holding_of(job, history, there, switches)  # type: ignore[arg-type]
     assert holding is not None
     assert holding.late_seconds == 24.0
+
+
+def test_one_more_preparer_costs_its_start_and_its_models(tiny_job: Callable[..., Path]) -> None:
+    job, history = load_job(tiny_job()).spec, History()
+    for name, seconds in {"startup/preparation": 2.0, "preparation/load": 3.0, "waking/preparation": 0.1}.items():
+        history.add(name, seconds)
+    given = job, history, [], ActorRange(1, 4)
+    apart = training_of(*given, follows=False)
+    assert (apart.preparer_start_seconds, apart.preparer_idle_seconds) == (0.0, 5.0), "a forecast hides the start"
+    in_turns = training_of(*given, follows=False, shared=SharedGpus(4, {"generation": 1, "preparation": 1}))
+    assert in_turns.preparer_start_seconds == 3.0, "whether it is awake meanwhile or not"
+    assert idle_seconds(history, "learning") == 0.0

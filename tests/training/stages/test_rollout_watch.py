@@ -254,6 +254,19 @@ async def test_preparation_begins_when_it_can_work_without_a_pause_to_the_end() 
     assert rollout.asked.of("prepares") == [(1,)]
 
 
+async def test_preparation_begins_earlier_by_the_time_in_which_models_are_loaded() -> None:
+    rollout = Rollout({"preparation/token": 0.005, "preparation/load": 3.0})
+    rollout.begins()
+    rollout.finishes(0, 1)
+    await rollout.look()
+    assert rollout.asked.of("prepares") == [(1,)], "9 s of work and loading, and 10 s of generation are left"
+    assert rollout.forecasts == [11.0], "a chunk of 1 s follows"
+    rollout.is_prepared(0, 1)
+    assert rollout.watch._load_seconds() == 3.0
+    await rollout.look()
+    assert rollout.watch._load_seconds() == 0.0, "there are models now"
+
+
 async def test_preparation_begins_earlier_where_a_learner_follows_it() -> None:
     for follows in (False, True):
         rollout = Rollout({"preparation/token": 0.005, "learning/token": 0.009}, follows=follows)

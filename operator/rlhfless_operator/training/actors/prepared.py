@@ -19,7 +19,9 @@ class PreparationOutcome:
     examples: list[ExampleSample] = field(default_factory=list)
     """Samples for people to read."""
     seconds: float = 0.0
-    """Seconds of all requests, summed over the instances."""
+    """Seconds of all requests, summed over the instances, without those of loading models."""
+    loads: list[float] = field(default_factory=list)
+    """Seconds for which models were loaded, of each request that did."""
 
     def add(self, result: PrepareResult) -> None:
         """Add the result of a chunk."""

@@ -39,7 +39,7 @@ from rlhfless_operator.training.costs.generation_plan import (
     training_of,
 )
 from rlhfless_operator.training.costs.live_migration import UNKNOWN_PAUSE_SECONDS, open_migration, waiting_learner
-from rlhfless_operator.training.costs.observations import observe
+from rlhfless_operator.training.costs.observations import note_preparation, observe
 from rlhfless_operator.training.costs.prefix_choice import MEASURED, UNABLE
 from rlhfless_operator.training.costs.prefix_sharing import FOLDER, STORE, PrefixSharing, TokenSeconds
 from rlhfless_operator.training.costs.state_times import StateTimes
@@ -336,8 +336,7 @@ class CostModel:
         for pause in generation.pauses:
             self.history.add("pause", pause)
         tokens = generation.tokens + sum(prompt_tokens[prompt] for prompt, _ in generation.lengths)
-        if preparation.seconds and tokens:
-            self.history.add("preparation/token", preparation.seconds / tokens)
+        note_preparation(self.history, preparation, tokens)
 
     def _measured_gain(self, prefixes: Mapping[str, float]) -> float:
         """Return the instance-seconds of prompts that actors did not compute, less their waits and copies."""

@@ -102,6 +102,8 @@ def training_of(
         shared: GPUs on which the stages take turns; None if they can all have theirs at once.
     """
     accumulation = history.mean("learning/token") if follows else 0.0
+    # An instance may count as awake while it loads its models, or only then.
+    waking = max(history.mean("waking/preparation"), history.mean("preparation/load"))
     return Training(
         gpus=1,
         token_gpu_seconds=history.mean("preparation/token"),
@@ -110,7 +112,7 @@ def training_of(
         preparation_price=price_of(spec, "preparation"),
         learning_price=price_of(spec, "learning"),
         preparers=tuple(sizes(preparers.least, preparers.most)),
-        preparer_start_seconds=0.0 if shared is None else history.mean("waking/preparation"),
+        preparer_start_seconds=0.0 if shared is None else waking,
         preparer_idle_seconds=idle_seconds(history, "preparation"),
         afterwards_seconds=history.mean("learning/rest" if accumulation else "learning"),
         accumulation_token_seconds=accumulation,

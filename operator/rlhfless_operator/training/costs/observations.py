@@ -1,9 +1,12 @@
-"""The speed of instances, as the latency model learns it from what their actors did."""
+"""The speed of instances, as plans learn it from what their requests did."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from rlhfless_operator.planner.history import History
 from rlhfless_operator.planner.latency.calibration import Calibration, Observation
 from rlhfless_operator.training.actors.generated import GenerationOutcome, Stretch
+from rlhfless_operator.training.actors.prepared import PreparationOutcome
 
 
 def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens: Sequence[int]) -> None:
@@ -15,6 +18,18 @@ def observe(calibration: Calibration, outcome: GenerationOutcome, prompt_tokens:
     batch = outcome.room.sequences if outcome.room is not None else None
     seen = [_observation(stretch, prompt_tokens, batch) for stretch in outcome.stretches]
     calibration.observe(*(each for each in seen if each is not None))
+
+
+def note_preparation(history: History, outcome: PreparationOutcome, tokens: int) -> None:
+    """Learn the seconds of preparing a token, and those in which an instance loads the models.
+
+    Args:
+        tokens: of all prepared samples, their prompts included.
+    """
+    if outcome.seconds and tokens:
+        history.add("preparation/token", outcome.seconds / tokens)
+    if outcome.loads:
+        history.add("preparation/load", fmean(outcome.loads))
 
 
 def _observation(stretch: Stretch, prompt_tokens: Sequence[int], batch: int | None) -> Observation | None:

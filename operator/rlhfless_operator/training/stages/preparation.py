@@ -86,8 +86,10 @@ async def prepare(
                 result = await run_to_end(platform, partial(make_request, part, chunk), retries=retries)
             finally:
                 instances.give()
-            outcome.seconds += time.monotonic() - began
             prepared = PrepareResult.model_validate(result)
+            outcome.seconds += max(0.0, time.monotonic() - began - prepared.load_seconds)
+            if prepared.load_seconds:
+                outcome.loads.append(prepared.load_seconds)
             outcome.add(prepared)
             if on_prepared is not None:
                 async with telling:

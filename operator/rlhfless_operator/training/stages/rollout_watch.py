@@ -101,8 +101,9 @@ class RolloutWatch:
             # Early in a rollout, samples that may not end by themselves make its forecast long. To prepare too early
             # costs an instance's idling, and too late all that wait for the groups.
             planned = max(0.0, self._planned_seconds - (looked - begun))
-            await self._pace(min(generation, planned) - max(preparation, self._followed_seconds()))
-            left = max(generation + self._last_chunk(preparation), preparation)
+            load = self._load_seconds()
+            await self._pace(min(generation, planned) - max(preparation, self._followed_seconds()) - load)
+            left = max(generation + self._last_chunk(preparation), load + preparation)
             await self._foresee(left)
             now = time.monotonic()
             await asyncio.sleep(max(seconds_to_next_look(now - begun, left), pause_after(now - looked)))
@@ -170,6 +171,10 @@ class RolloutWatch:
         if done != self._done or not self._preparers.works:
             self._done, self._works_since = done, now
         return max(0.0, whole - (now - self._works_since))
+
+    def _load_seconds(self) -> float:
+        """Return the seconds in which instances load the models, before they prepare the first groups."""
+        return 0.0 if self._done else self._run.cost_model.history.mean("preparation/load")
 
     def _unprepared_tokens(self) -> float:
         """Return the tokens of all samples whose groups are not prepared yet."""
