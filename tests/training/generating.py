@@ -3,8 +3,9 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,8 +36,10 @@ from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors import looks
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import GenerationOutcome
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.instances.instance_queue import InstanceQueue
-from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+from rlhfless_operator.training.stages.generation import generate
+from rlhfless_operator.training.stages.generation_settings import GenerationSettings
 
 Key = tuple[int, int]
 
@@ -194,8 +197,9 @@ def make_request(attempt: ActorAttempt) -> GenerationRequest:
     )
 
 
-def shares_of(groups: int, size: int, actors: int) -> list[list[SampleTask]]:
-    samples = [SampleTask(prompt=prompt, index=index) for prompt in range(groups) for index in range(size)]
+def shares_of(groups: int, size: int, actors: int, first: int = 0) -> list[list[SampleTask]]:
+    prompts = range(first, first + groups)
+    samples = [SampleTask(prompt=prompt, index=index) for prompt in prompts for index in range(size)]
     return [samples[actor::actors] for actor in range(actors) if samples[actor::actors]]
 
 
@@ -248,8 +252,14 @@ async def run_stage(
     shares: list[list[SampleTask]],
     rule: object = None,
     outcome: GenerationOutcome | None = None,
+    arrivals: AsyncIterator[list[list[SampleTask]]] | None = None,
     **changes: object,
 ) -> tuple:
+    async def plans() -> AsyncGenerator[GenerationPlan, None]:
+        assert arrivals is not None
+        async for arrived in arrivals:
+            yield SimpleNamespace(shares=arrived)  # type: ignore[misc]
+
     outcome = outcome or GenerationOutcome(sinks=[])
     capacity = CountedCapacity()
     async with InstanceQueue("generation", capacity).part(3, len(shares)) as instances:  # type: ignore[arg-type]
@@ -263,6 +273,7 @@ async def run_stage(
                 migration=migration_of(rule),
                 instances=instances,
                 on_event=lambda actor, event: None,
+                arrivals=None if arrivals is None else plans(),
             )
         ]
     return groups, outcome, capacity.counts[1:]

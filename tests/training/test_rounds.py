@@ -1,4 +1,4 @@
-"""Dynamic sampling in whole jobs: several rounds a step, killed in each of them, to the same bits."""
+"""Dynamic sampling in whole jobs: several rounds a step, killed whenever groups are replaced, to the same bits."""
 
 import signal
 import subprocess
@@ -51,10 +51,9 @@ def test_every_sample_of_every_round_is_traced_and_charged(undisturbed: Path) ->
         assert visit == sum((prompt, earlier) in visits for earlier in range(1, step))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.nightly
-def test_killing_everything_once_in_every_round_changes_nothing(
+@pytest.mark.timeout(900)
+def test_killing_everything_whenever_groups_are_replaced_changes_nothing(
     tiny_job: MakeJob, undisturbed: Path, tmp_path: Path
 ) -> None:
     file, deaths, log = (
@@ -70,19 +69,16 @@ def test_killing_everything_once_in_every_round_changes_nothing(
             drivers += 1
     assert_same_final_weights(file, undisturbed)
     happened = deaths.read_text().split()
-    rounds = [int(metrics["dynamic_sampling/rounds"]) for metrics in metrics_of(undisturbed)]
-    for step, count in enumerate(rounds, start=1):
-        for number in range(1, count + 1):
-            assert {f"step-{step}-round-{number}-{kind}" for kind in ("generation", "driver")} <= set(happened)
-    assert any(death.endswith("-preparation") for death in happened)
-    assert drivers == sum(rounds) + 1
+    assert drivers == 1 + sum(death.endswith("-driver") for death in happened) > 1
+    for kind in ("generation", "preparation"):
+        assert any(death.endswith(kind) for death in happened)
     counted = ("groups", "batch/samples", "dynamic_sampling/rounds", "dynamic_sampling/replaced_groups")
     for killed, whole in zip(metrics_of(file), metrics_of(undisturbed), strict=True):
         assert [killed[name] for name in counted] == [whole[name] for name in counted]
         assert killed["reward"] == pytest.approx(whole["reward"], rel=1e-12)
 
 
-def test_the_plan_of_a_round_changes_nothing_that_is_learnt(tiny_job: MakeJob, undisturbed: Path) -> None:
+def test_the_plan_of_a_step_changes_nothing_that_is_learnt(tiny_job: MakeJob, undisturbed: Path) -> None:
     file = rounds_job(tiny_job, "planned", planning={"policy": "cost"}, generation={"instances": {"max": 3}})
     run_job(file)
     assert_same_final_weights(file, undisturbed)

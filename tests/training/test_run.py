@@ -19,7 +19,7 @@ from rlhfless_operator.training.costs import live_migration as migration
 from rlhfless_operator.training.driver import JobChangedError
 from rlhfless_operator.training.journal.lease import Lease, LeaseHeldError
 from rlhfless_operator.training.journal.ledger import CHARGED_STATES
-from rlhfless_operator.training.stages import rollout
+from rlhfless_operator.training.stages import generation_settings
 from tests.generation.engines.shares import save_model
 from tests.model.families import FAMILIES, save
 from tests.training.whole_jobs import (
@@ -184,7 +184,9 @@ def test_the_number_of_actors_changes_no_bit_of_experts(
 def test_moving_samples_about_never_changes_what_is_learnt(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough, and with looks that are frequent enough, to find samples that decode on every actor.
     longer = {"sampling": {"maxResponseTokens": 96}}
-    monkeypatch.setattr(rollout, "GenerationSettings", partial(rollout.GenerationSettings, look_seconds=0.0))
+    monkeypatch.setattr(
+        generation_settings, "GenerationSettings", partial(generation_settings.GenerationSettings, look_seconds=0.0)
+    )
     on_one_actor = tiny_job("one", steps=2, **longer, generation={"flush": "1ms", "instances": {"max": 1}})
     run_job(on_one_actor)
     monkeypatch.setattr(migration, "_rule", lambda *arguments: Shuffle())

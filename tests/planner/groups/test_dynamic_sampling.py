@@ -1,4 +1,6 @@
-"""Rounds of dynamic sampling: which prompts a step draws, keeps and learns from."""
+"""Dynamic sampling: which prompts a step draws, keeps and learns from."""
+
+import random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,13 +10,27 @@ from rlhfless_operator.training.data.cursor import DataCursor
 
 
 def sampled(rounds: SamplingRounds, teaching: set[int], cursor: DataCursor | None = None) -> list[list[int]]:
-    """Take all rounds; what each of them drew."""
+    """Take all rounds, one after the other; what each of them drew."""
     cursor = cursor or DataCursor(rounds.available, 0, shuffle=False)
     drawn = []
-    while rounds.count:
-        drawn.append(cursor.draw(rounds.count, taken=rounds.taken))
-        rounds.settle(drawn[-1], teaching.__contains__)
+    while count := rounds.count:
+        drawn.append(cursor.draw(count, taken=rounds.drawn))
+        rounds.draw(drawn[-1])
+        for prompt in drawn[-1]:
+            rounds.settle(prompt, teaches=prompt in teaching)
+    assert rounds.is_over
     return drawn
+
+
+def sampled_at_once(rounds: SamplingRounds, teaching: set[int], cursor: DataCursor, order: random.Random) -> None:
+    """Settle the groups in any order, and replace each as soon as it is known."""
+    waiting: list[int] = []
+    while not rounds.is_over:
+        if count := rounds.count:
+            waiting += (prompts := cursor.draw(count, taken=rounds.drawn))
+            rounds.draw(prompts)
+        prompt = waiting.pop(order.randrange(len(waiting)))
+        rounds.settle(prompt, teaches=prompt in teaching)
 
 
 def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts() -> None:
@@ -22,6 +38,24 @@ def test_groups_that_teach_nothing_are_replaced_by_the_next_prompts() -> None:
     assert sampled(rounds, {0, 2, 5, 6}) == [[0, 1, 2, 3], [4, 5], [6]]
     assert rounds.chosen == [0, 2, 5, 6]
     assert (rounds.done, rounds.replaced) == (3, 3)
+
+
+def test_a_group_is_replaced_while_others_of_its_round_are_under_way() -> None:
+    rounds = SamplingRounds(groups=4, replacements=1, available=20)
+    rounds.draw([0, 1, 2, 3])
+    assert rounds.count == 0
+    rounds.settle(2, teaches=False)
+    assert rounds.count == 1
+    rounds.draw([4])
+    rounds.settle(4, teaches=False)
+    assert rounds.count == 0, "its place is of the last round"
+    rounds.settle(0, teaches=False)
+    assert rounds.count == 1
+    rounds.draw([5])
+    for prompt in (1, 3, 5):
+        rounds.settle(prompt, teaches=True)
+    assert rounds.is_over
+    assert rounds.chosen == [1, 3, 5, 0]
 
 
 def test_without_dynamic_sampling_every_group_is_kept() -> None:
@@ -35,7 +69,7 @@ def test_groups_that_teach_nothing_fill_the_batch_once_the_rounds_are_used_up() 
     assert sampled(rounds, {1}) == [[0, 1, 2], [3, 4]]
     assert rounds.chosen == [1, 0, 2], "those that were drawn first"
     assert rounds.replaced == 2
-    note = "step 9, round 2: 4 of 5 groups had equal rewards; no round is left, and 2 of them fill the batch"
+    note = "step 9: 4 of 5 groups in 2 rounds had equal rewards; no round is left, and 2 of them fill the batch"
     assert rounds.note(9) == note
 
 
@@ -43,19 +77,18 @@ def test_where_the_prompts_run_out_the_last_of_them_are_tried() -> None:
     rounds = SamplingRounds(groups=4, replacements=4, available=6)
     assert sampled(rounds, {1, 5}) == [[0, 1, 2, 3], [4, 5]]
     assert rounds.chosen == [1, 5, 0, 2]
-    note = "step 9, round 2: 4 of 6 groups had equal rewards; no prompt is left, and 2 of them fill the batch"
+    note = "step 9: 4 of 6 groups in 2 rounds had equal rewards; no prompt is left, and 2 of them fill the batch"
     assert rounds.note(9) == note
 
 
-def test_after_each_round_a_person_is_told_what_follows() -> None:
+def test_a_person_is_told_what_was_replaced() -> None:
     rounds = SamplingRounds(groups=4, replacements=4, available=20)
-    rounds.settle([0, 1, 2, 3], {0, 1}.__contains__)
-    words = (
-        "step 2, round 1: 2 of 4 groups had equal rewards; 2 fresh prompts take the places of groups that teach nothing"
-    )
-    assert rounds.note(2) == words
-    rounds.settle([4, 5], {4, 5}.__contains__)
-    assert rounds.note(2) is None
+    sampled(rounds, {0, 1, 4, 5})
+    told = "step 2: 2 of 6 groups in 2 rounds had equal rewards"
+    assert rounds.note(2) == f"{told}; fresh prompts took the places of groups that teach nothing"
+    whole = SamplingRounds(groups=4, replacements=4, available=20)
+    sampled(whole, {0, 1, 2, 3})
+    assert whole.note(2) is None
 
 
 @given(
@@ -72,14 +105,36 @@ def test_every_step_is_whole_takes_no_prompt_twice_and_prefers_what_teaches(
     for _ in range(steps):
         rounds = SamplingRounds(groups, replacements, groups + spare)
         drawn = sampled(rounds, teaching, cursor)
-        assert 1 <= len(drawn) <= replacements + 1
-        assert sorted(rounds.taken) == sorted(set(rounds.taken)) == sorted(prompt for each in drawn for prompt in each)
+        assert 1 <= len(drawn) == rounds.done <= replacements + 1
+        assert sorted(rounds.drawn) == sorted(set(rounds.drawn)) == sorted(prompt for each in drawn for prompt in each)
         assert len(rounds.chosen) == groups
-        taught = [prompt for prompt in rounds.taken if prompt in teaching]
+        taught = [prompt for prompt in rounds.drawn if prompt in teaching]
         if replacements:
             assert len(teaching & set(rounds.chosen)) == min(groups, len(taught))
         if len(taught) < groups and replacements:
-            assert len(drawn) == replacements + 1 or len(rounds.taken) == groups + spare
+            assert len(drawn) == replacements + 1 or len(rounds.drawn) == groups + spare
+
+
+@given(
+    groups=st.integers(1, 8),
+    replacements=st.integers(0, 5),
+    spare=st.integers(0, 20),
+    left=st.none() | st.integers(1, 30),
+    teaching=st.sets(st.integers(0, 27)),
+    seed=st.integers(0, 2**16),
+)
+def test_replaced_at_once_or_round_by_round_the_same_prompts_are_drawn_and_learnt_from(
+    groups: int, replacements: int, spare: int, left: int | None, teaching: set[int], seed: int
+) -> None:
+    by_rounds, at_once = (SamplingRounds(groups, replacements, groups + spare, left) for _ in range(2))
+    cursors = [DataCursor(groups + spare, 3, shuffle=True) for _ in range(2)]
+    for cursor in cursors:
+        cursor.draw(groups // 2)
+    sampled(by_rounds, teaching, cursors[0])
+    sampled_at_once(at_once, teaching, cursors[1], random.Random(seed))
+    assert at_once.drawn == by_rounds.drawn
+    assert (at_once.chosen, at_once.done, at_once.note(1)) == (by_rounds.chosen, by_rounds.done, by_rounds.note(1))
+    assert cursors[0].state() == cursors[1].state()
 
 
 @given(
@@ -105,7 +160,7 @@ def test_epochs_end_with_their_prompts_wherever_a_driver_ends(
             cursor = cursor.restored(cursor.state())
         rounds = SamplingRounds(groups, replacements, prompts, left)
         first, *later = sampled(rounds, teaching, cursor)
-        drawn += len(rounds.taken)
+        drawn += len(rounds.drawn)
         assert cursor.drawn == drawn
         assert len(first) == len(rounds.chosen) == groups, "every step is whole"
         if later:

@@ -68,6 +68,7 @@ class Rollout:
         lets_go: bool = False,
         follows: bool = False,
         away: dict[int, float] | None = None,
+        may_go_on: bool = False,
     ) -> None:
         self.remaining = dict.fromkeys(range(GROUPS), 100.0)
         self.migration = Migration(None, lambda key, tokens: (self.remaining[key[0]], 0.0))
@@ -84,14 +85,14 @@ class Rollout:
             learners=SimpleNamespace(now=1),
             learner_preload=None,
             requests=SimpleNamespace(learns_in_pieces=follows),
-            prompts=SimpleNamespace(tokens=lambda purpose: [0] * GROUPS),
+            prompts=SimpleNamespace(tokens=lambda purpose: [0] * (GROUPS + 1)),
             spec=SimpleNamespace(
                 sampling=SimpleNamespace(max_response_tokens=LONGEST),
                 environment=None if away is None and "environment/token" not in known else object(),
             ),
         )
         planned = SimpleNamespace(expected_generation_seconds=33.0)
-        estimates = {prompt: LengthEstimate(100.0, 0.0, 1) for prompt in self.remaining}
+        self.estimates = estimates = {prompt: LengthEstimate(100.0, 0.0, 1) for prompt in self.remaining}
         self.acting = run.cost_model.acting
         self.acting.observe({(prompt, 0): Acting(seconds, 0.0) for prompt, seconds in (away or {}).items()})
         plan = SimpleNamespace(planned=planned, estimates=estimates)
@@ -102,7 +103,8 @@ class Rollout:
 
         asked: Any = self.asked
         self.watch = RolloutWatch(
-            *(run, purpose, plan, self.migration, self.generated, self.prepared, asked, on_forecast)  # type: ignore
+            *(run, purpose, plan, self.migration, self.generated, self.prepared, asked, on_forecast),  # type: ignore
+            may_go_on=lambda: may_go_on,
         )
 
     def begins(self) -> None:
@@ -235,6 +237,10 @@ async def test_actors_and_preparation_have_their_next_work_after_learning() -> N
     rollout.begins()
     await rollout.look()
     assert rollout.asked.of("next use") == [("generation", 50.0), ("preparation", 50.0)]
+    replacing = Rollout({"learning": 40.0}, may_go_on=True)
+    replacing.begins()
+    await replacing.look()
+    assert replacing.asked.of("next use") == [("generation", 10.0), ("preparation", 50.0)], "groups may be replaced"
     unknown = Rollout({})
     unknown.begins()
     await unknown.look()

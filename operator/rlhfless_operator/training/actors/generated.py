@@ -112,6 +112,14 @@ def least_room(one: EngineRoom, other: EngineRoom) -> EngineRoom:
     )
 
 
+def grouped(shares: Sequence[Sequence[SampleTask]]) -> list[list[SampleTask]]:
+    """Return the samples of a plan by groups, in the order in which they begin."""
+    groups: dict[int, list[SampleTask]] = {}
+    for sample in (sample for share in shares for sample in share):
+        groups.setdefault(sample.prompt, []).append(sample)
+    return [sorted(group, key=lambda sample: sample.index) for group in groups.values()]
+
+
 class Completion:
     """Notices when groups are complete.
 
@@ -127,10 +135,15 @@ class Completion:
         outcome: GenerationOutcome,
         on_group: Callable[[CompleteGroup], None],
     ) -> None:
-        self._sizes = Counter(sample.prompt for share in shares for sample in share)
+        self._sizes = Counter[int]()
+        self.expect(shares)
         self._outcome = outcome
         self._on_group = on_group
         self._finished: dict[int, dict[int, tuple[int, str]]] = {}
+
+    def expect(self, shares: Sequence[Sequence[SampleTask]]) -> None:
+        """Add whole groups that will be generated, too."""
+        self._sizes.update(sample.prompt for share in shares for sample in share)
 
     def take(self, event: Samples) -> list[Key]:
         """Take in announced samples; return those that are new."""

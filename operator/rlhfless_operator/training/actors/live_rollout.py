@@ -42,10 +42,16 @@ class LiveRollout:
         groups: its samples, whole groups in the order in which they begin.
         outcome: filled in along the way.
         settings: of the rollout.
+        grows: whether groups will be added, until it `is_whole`.
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[SampleTask]], outcome: GenerationOutcome, settings: LiveSettings
+        self,
+        groups: Sequence[Sequence[SampleTask]],
+        outcome: GenerationOutcome,
+        settings: LiveSettings,
+        *,
+        grows: bool = False,
     ) -> None:
         self.settings = settings
         self.outcome = outcome
@@ -59,6 +65,7 @@ class LiveRollout:
         self._left = {key_of(sample) for group in groups for sample in group}
         self._completion = Completion(groups, outcome, self.complete.put_nowait)
         self._sinks = SinkIndex(outcome.before)
+        self._grows = grows
 
     @property
     def weights(self) -> WeightsReference:
@@ -68,7 +75,19 @@ class LiveRollout:
     @property
     def is_over(self) -> bool:
         """Whether it needs no actor any more."""
-        return self.error is not None or not self._left
+        return self.error is not None or not (self._left or self._grows)
+
+    def add(self, groups: Sequence[Sequence[SampleTask]]) -> None:
+        """Add further groups, which begin after the others."""
+        self.waiting.extend(list(group) for group in groups)
+        self._left |= {key_of(sample) for group in groups for sample in group}
+        self._completion.expect(groups)
+
+    def is_whole(self) -> None:
+        """Note that no group will be added any more."""
+        self._grows = False
+        if self.error is None and self.is_over:
+            self.complete.put_nowait(None)
 
     def open_share(
         self, actor: str, weights: WeightsReference, samples: Sequence[SampleTask]
@@ -100,7 +119,7 @@ class LiveRollout:
         finished = self._completion.take(event)
         self._left.difference_update(finished)
         self.failures = 0
-        if not self._left:
+        if self.is_over:
             self.complete.put_nowait(None)
         # Samples that an earlier request had finished are announced again.
         return [(each.prompt, each.index) for each in event.samples]

@@ -2,9 +2,11 @@
 
 - `rollout`: generate and prepare the groups of a step. `rollout_record`: its metrics, and what later plans learn from
   it.
-- `generation`: a rollout with actors of its own, moves and losses. `prefix_plans`: let its actors share prefixes.
+- `generation`: a rollout with actors of its own, moves and losses. `generation_settings`: its settings. `prefix_plans`:
+  let its actors share prefixes.
 - `live_actors`: the actors of an asynchronous job, whose batches go on from rollout to rollout. `live_generation`: the
   part of one rollout.
+- `replacing`: draw fresh prompts for groups that teach nothing, while the rollout goes on.
 - `preparation`: prepare groups as they complete. `unscorable`: the limit on samples without a reward.
 - `learning`: learn from the batch. `learner_listener`: hear a learner. `learner_choice`: the number of learners.
   `arrivals`: the groups that a learner can expect. `piece_journal`: the pieces that it learns from. `mismatch`: the

@@ -10,16 +10,14 @@ that was published in the sinks of the earlier ones. Rollouts of asynchronous jo
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from rlhfless_functions.api import (
     DecodeCounts,
     Done,
     Event,
     Failed,
-    GenerationRequest,
     Leave,
     LiveBatch,
     Partial,
@@ -27,48 +25,22 @@ from rlhfless_functions.api import (
     Samples,
     SampleTask,
     Shelter,
-    WeightsReference,
 )
 from rlhfless_functions.artifacts import join
 from rlhfless_operator.planner.moves.migration import MOST_GROWTH, Key, Migration, Move
 from rlhfless_operator.platforms.base import InstanceLostError, Platform, TaskFailedError
 from rlhfless_operator.platforms.live_request import LiveRequest
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
-from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome
+from rlhfless_operator.training.actors.generated import CompleteGroup, Completion, GenerationOutcome, grouped
 from rlhfless_operator.training.actors.heard import Heard, key_of
 from rlhfless_operator.training.actors.looks import pause_after
 from rlhfless_operator.training.actors.rollout_actor import RolloutActor
 from rlhfless_operator.training.actors.sinks import SinkIndex
+from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.instances.away import Away
 from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.requests.tasks import check_retry
-
-LOOK_SECONDS = 0.25
-"""Least seconds between two looks at whether a move pays."""
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """Settings of a stage, besides its work."""
-
-    sink_root: str
-    """Folder of the step's sinks."""
-    driver: int
-    """Number of this driver; no two drivers write the same sink."""
-    retries: int
-    """Losses in a row, without a sample finished in between, that an actor survives."""
-    prompt_tokens: Callable[[int], int]
-    """Tokens of a prompt."""
-    make_request: Callable[[ActorAttempt], GenerationRequest]
-    """The request of an actor's attempt."""
-    weights: WeightsReference
-    """Weights that requests sample with."""
-    slots: int = 1
-    """Most samples that moves gather on one actor; 1 if there are no moves."""
-    away: Away | None = None
-    """Lets actors go while environments work; None if they are kept."""
-    look_seconds: float = LOOK_SECONDS
-    """Least seconds between two questions to the migration."""
+from rlhfless_operator.training.stages.generation_settings import GenerationSettings
 
 
 async def generate(
@@ -80,6 +52,7 @@ async def generate(
     migration: Migration,
     instances: Part,
     on_event: Callable[[str, Event], None],
+    arrivals: AsyncIterator[GenerationPlan] | None = None,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Run all shares at once, as far as there are instances, and yield each group when its last sample has been
     published.
@@ -90,6 +63,7 @@ async def generate(
         migration: hears all events of the actors, and chooses samples to move.
         instances: gives each share one; hears how many actors have samples left whenever that changes.
         on_event: called with every event and the actor's name.
+        arrivals: plans of further groups, which join the batches of running actors. The last one ends it.
 
     Raises:
         StageFailedError: samples can't be finished.
@@ -100,7 +74,7 @@ async def generate(
 
     async def run() -> None:
         try:
-            await stage.run(shares)
+            await stage.run(shares, arrivals)
         finally:
             groups.put_nowait(None)
 
@@ -150,18 +124,44 @@ class _Stage:
         self._moved_at = 0.0
         """Time of the last decision to move samples."""
 
-    async def run(self, shares: Sequence[Sequence[SampleTask]]) -> None:
-        tokens = self._settings.prompt_tokens
+    async def run(self, shares: Sequence[Sequence[SampleTask]], arrivals: AsyncIterator[GenerationPlan] | None) -> None:
+        tokens, largest = self._settings.prompt_tokens, max(map(len, shares))
         self._most = LiveBatch(
             # Those beyond wait in the instance.
-            sequences=min(self._settings.slots, MOST_GROWTH * max(map(len, shares))),
-            prompt_tokens=max(tokens(sample.prompt) for share in shares for sample in share),
+            sequences=max(min(self._settings.slots, MOST_GROWTH * largest), largest if arrivals is not None else 1),
+            prompt_tokens=max(
+                self._settings.longest_prompt, *(tokens(sample.prompt) for share in shares for sample in share)
+            ),
         )
         self._told = len(shares)
         async with self._tasks:
             for share in shares:
-                actor = self._open(share)
-                self._migration.assigned(actor.name, {key_of(sample): tokens(sample.prompt) for sample in share})
+                self._assign(self._open(share), share)
+            if arrivals is not None:
+                self._tasks.create_task(self._take_in(arrivals))
+
+    def _assign(self, actor: RolloutActor, samples: Sequence[SampleTask]) -> None:
+        tokens = self._settings.prompt_tokens
+        self._migration.assigned(actor.name, {key_of(sample): tokens(sample.prompt) for sample in samples})
+
+    async def _take_in(self, arrivals: AsyncIterator[GenerationPlan]) -> None:
+        """Add the groups that arrive to the batches of running actors, and to new ones if their plan wants more."""
+        async for plan in arrivals:
+            self._completion.expect(plan.shares)
+            staying = [actor for actor in self._actors.values() if not actor.moves]
+            # A request that has ended takes in no more. An actor without one may wait for long.
+            actors = [actor for actor in staying if actor.request is not None] or staying
+            wanted = min(len(plan.shares) - len(actors), self._instances.actors - len(self._actors))
+            actors += [self._open([]) for _ in range(max(wanted, 0 if actors else 1))]
+            for group in grouped(plan.shares):
+                actor = min(actors, key=self._unfinished)
+                self._assign(actor, group)
+                self._add(actor, group, time.monotonic())
+            await self._tell_left()
+
+    def _unfinished(self, actor: RolloutActor) -> int:
+        held = self._migration.actors.get(actor.name)
+        return 0 if held is None else len(held.samples)
 
     def _open(self, samples: Sequence[SampleTask]) -> RolloutActor:
         actor = RolloutActor(next(self._numbers), list(samples))
@@ -365,12 +365,22 @@ class _Stage:
         held = self._migration.actors[target.name].samples
         # The longest are admitted first, as in the plan.
         samples.sort(key=lambda sample: -held[key_of(sample)].remaining)
+        self._add(target, samples, self._moved_at)
+
+    def _add(self, target: RolloutActor, samples: Sequence[SampleTask], since: float) -> None:
+        """Add samples to an actor, and to its batch if it has one.
+
+        Args:
+            since: time at which that was decided.
+        """
         target.samples = [*target.samples, *samples]
         if target.request is not None:
+            held = self._migration.actors[target.name].samples
+            keys = map(key_of, samples)
             target.heard.begun.update({key: max(held[key].tokens, self._sinks.published_tokens(key)) for key in keys})
             target.request.send(self._sinks.add(target.sink, samples))
             target.sent += len(samples)
-            target.joins_since = self._moved_at
+            target.joins_since = since
 
     def _has_received(self, actor: RolloutActor, samples: int) -> None:
         """Note how many samples an actor's instance has taken in."""

@@ -106,7 +106,7 @@ class LiveActors:
         self._newest = max(self._newest, rollout.settings.step)
         self._coming.discard(rollout.settings.step)
         self._rollouts.sort(key=lambda each: each.settings.step)
-        self._deal()
+        self.assign()
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ class LiveActors:
                 del actor.shares[sink]
                 if actor.request is not None:
                     actor.request.send(Leave(sink=sink))
-            self._deal()
+            self.assign()
             self._measured.report(rollout.outcome)
 
     @property
@@ -139,7 +139,7 @@ class LiveActors:
     def release(self, step: int) -> None:
         """Let no actor wait for a rollout that does not begin or is complete."""
         self._coming.discard(step)
-        self._deal()
+        self.assign()
 
     async def close(self) -> None:
         """Cut all actors. Their instances publish what they have."""
@@ -194,7 +194,7 @@ class LiveActors:
         """Actors that samples may join."""
         return [actor for actor in self._actors if actor.is_able]
 
-    def _deal(self) -> None:
+    def assign(self) -> None:
         """Give waiting groups to actors with places for them, open missing actors, and end those without work."""
         self._yield_to_others()
         able, room = self._able, self._room
@@ -307,7 +307,7 @@ class LiveActors:
             self._measured.measure(actor)
             for share in actor.shares.values():
                 self._lost(share, error)
-        self._deal()
+        self.assign()
 
     def _first_request(self, actor: LiveActor) -> LiveRequest | None:
         """Return the request that opens an actor, with the group that begins next; None if none waits."""
@@ -357,7 +357,7 @@ class LiveActors:
                     share.samples.pop(key, None)
                 actor.has_finished = actor.has_finished or bool(finished)
         self._look(actor)
-        self._deal()
+        self.assign()
 
     def _take_report(self, actor: LiveActor, event: Event) -> None:
         """Take in what an actor says of its whole batch."""

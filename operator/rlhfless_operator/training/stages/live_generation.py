@@ -1,12 +1,13 @@
 """The generation of a rollout by the live actors of its job."""
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from rlhfless_functions.api import Event, GenerationRequest, SampleTask
 from rlhfless_operator.planner.moves.live_sizes import Batches
 from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
-from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
+from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome, grouped
 from rlhfless_operator.training.actors.live_actor import Weights
 from rlhfless_operator.training.actors.live_rollout import LiveRollout, LiveSettings
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
@@ -41,8 +42,12 @@ async def generate_live(
     weights: SamplingWeights,
     plan: GenerationPlan,
     outcome: GenerationOutcome,
+    arrivals: AsyncIterator[GenerationPlan] | None = None,
 ) -> AsyncGenerator[CompleteGroup, None]:
     """Generate a plan's groups, and yield each when its last sample has been published.
+
+    Args:
+        arrivals: plans of further groups. The last one ends it.
 
     Raises:
         StageFailedError: samples can't be finished.
@@ -73,10 +78,22 @@ async def generate_live(
         make_request=make_request,
         on_event=on_event,
     )
-    rollout = LiveRollout(_groups(run, plan), outcome, settings)
+
+    async def take_in(arrivals: AsyncIterator[GenerationPlan]) -> None:
+        async for fresh in arrivals:
+            rollout.add(_groups(run, fresh))
+            live.assign()
+        rollout.is_whole()
+
+    rollout = LiveRollout(_groups(run, plan), outcome, settings, grows=arrivals is not None)
     async with live.generating(rollout, _batches(plan)):
-        while (group := await rollout.complete.get()) is not None:
-            yield group
+        taking_in = asyncio.create_task(take_in(arrivals)) if arrivals is not None else None
+        try:
+            while (group := await rollout.complete.get()) is not None:
+                yield group
+        finally:
+            if taking_in is not None:
+                taking_in.cancel()
     if rollout.error is not None:
         raise rollout.error
 
@@ -93,8 +110,4 @@ def _batches(plan: GenerationPlan) -> Batches:
 def _groups(run: TrainingRun, plan: GenerationPlan) -> list[list[SampleTask]]:
     """Return the groups of a plan, those with the longest expected responses first."""
     longest = run.spec.sampling.max_response_tokens
-    groups: dict[int, list[SampleTask]] = {}
-    for sample in (sample for share in plan.shares for sample in share):
-        groups.setdefault(sample.prompt, []).append(sample)
-    order = sorted(groups, key=lambda prompt: -plan.estimates[prompt].outlook(0, longest)[0])
-    return [sorted(groups[prompt], key=lambda sample: sample.index) for prompt in order]
+    return sorted(grouped(plan.shares), key=lambda group: -plan.estimates[group[0].prompt].outlook(0, longest)[0])

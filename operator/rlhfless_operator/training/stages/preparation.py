@@ -45,7 +45,7 @@ def _result_uris(folder: str) -> list[str]:
 
 async def prepare(
     platform: Platform,
-    groups: AsyncIterator[CompleteGroup],
+    groups: AsyncIterator[CompleteGroup | None],
     expected: int,
     make_request: Callable[[str, Sequence[CompleteGroup], int], PrepareRequest],
     outcome: PreparationOutcome,
@@ -59,7 +59,8 @@ async def prepare(
     """Prepare groups in chunks as they come, until there are no more.
 
     Args:
-        groups: complete groups, as generation yields them; those in `outcome` already are passed over.
+        groups: complete groups, as generation yields them; those in `outcome` already are passed over. None says that
+            no others are being generated, and more may come once these are prepared.
         expected: number of groups to come, which sets the size of a chunk.
         make_request: (part, groups, attempt) → request.
         outcome: filled in along the way; holds what an earlier driver had prepared.
@@ -123,12 +124,15 @@ class _Chunks:
         self._waiting: list[CompleteGroup] = []
         self._arrived = asyncio.Event()
         self._ended = False
+        self._pauses = False
+        """Whether no other group is being generated."""
 
-    async def collect(self, groups: AsyncIterator[CompleteGroup]) -> None:
+    async def collect(self, groups: AsyncIterator[CompleteGroup | None]) -> None:
         """Take in groups until there are no more."""
         try:
             async for group in groups:
-                if group.prompt not in self._outcome.groups:
+                self._pauses = group is None
+                if group is not None and group.prompt not in self._outcome.groups:
                     self._waiting.append(group)
                 self._arrived.set()
         finally:
@@ -139,7 +143,8 @@ class _Chunks:
         """Wait for enough groups for a chunk, and return them; None once there are no more."""
         while not self._ended or self._waiting:
             left = self._expected - len(self._outcome.groups) if self._shrink else self._expected
-            size = chunk_size(len(self._waiting), left, self._at_once, ended=self._ended, followed=self._followed)
+            ended = self._ended or self._pauses
+            size = chunk_size(len(self._waiting), left, self._at_once, ended=ended, followed=self._followed)
             if size:
                 # A chunk's content depends on timing, but what is computed for a group must not: the function passes
                 # each group through the models by itself.

@@ -1,8 +1,9 @@
-"""A step's rollout: generation and preparation, overlapped; with dynamic sampling, in rounds."""
+"""A step's rollout: generation and preparation, overlapped."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from rlhfless_functions import artifacts
 from rlhfless_functions.api import (
     BatchReference,
     Event,
-    GenerationRequest,
     PrepareRequest,
     PrepareResult,
     Purpose,
@@ -21,24 +21,24 @@ from rlhfless_functions.api import (
 from rlhfless_operator.planner.groups.dynamic_sampling import SamplingRounds
 from rlhfless_operator.planner.moves.migration import Migration
 from rlhfless_operator.records.journal import StepBatch
-from rlhfless_operator.training.actors.actor_attempt import ActorAttempt
 from rlhfless_operator.training.actors.generated import CompleteGroup, GenerationOutcome
 from rlhfless_operator.training.actors.prepared import PreparationOutcome
 from rlhfless_operator.training.actors.sampling_weights import SamplingWeights
 from rlhfless_operator.training.costs.generation_plan import GenerationPlan
 from rlhfless_operator.training.costs.prefix_sharing import PrefixSharing
 from rlhfless_operator.training.instances.away import Away
-from rlhfless_operator.training.instances.instance_queue import Part
 from rlhfless_operator.training.instances.weights_traffic import ReadsOfVersion
 from rlhfless_operator.training.journal.samples import training_examples
 from rlhfless_operator.training.run import TrainingRun
-from rlhfless_operator.training.stages.generation import GenerationSettings, generate
+from rlhfless_operator.training.stages.generation import generate
+from rlhfless_operator.training.stages.generation_settings import settings_of
 from rlhfless_operator.training.stages.holding import hold_as_planned
 from rlhfless_operator.training.stages.live_actors import LiveActors
 from rlhfless_operator.training.stages.live_generation import generate_live
 from rlhfless_operator.training.stages.piece_journal import PieceJournal
 from rlhfless_operator.training.stages.prefix_plans import consider_prefixes, could_share
 from rlhfless_operator.training.stages.preparation import forget_prepared, prepare, prepared_before
+from rlhfless_operator.training.stages.replacing import Replacing
 from rlhfless_operator.training.stages.rollout_watch import RolloutWatch, expect_learner
 from rlhfless_operator.training.stages.unscorable import UnscorableError, check_unscorable
 
@@ -70,7 +70,7 @@ class Rollout:
 
     batch: BatchReference
     plan: GenerationPlan
-    """Plan of the first round."""
+    """Plan of the step, without prompts that replaced others."""
     generated: GenerationOutcome
     prepared: PreparationOutcome
     cursor: dict[str, Any]
@@ -80,7 +80,7 @@ class Rollout:
     seconds: dict[str, float]
     """Seconds of generation, and of preparation after it."""
     rounds: int
-    """Number of times that prompts were drawn and generated; more than one only with dynamic sampling."""
+    """Number of rounds of dynamic sampling; 1 without it."""
     replaced_groups: int
     """Number of groups that taught nothing and were replaced by others."""
 
@@ -104,51 +104,48 @@ async def roll_out(
             run.prompts.go_to(recorded.cursor)
             _settle(run, task.step)
         return recorded
-    samples, started, preparation_seconds = run.spec.batch.samples_per_prompt, time.monotonic(), 0.0
+    samples, started = run.spec.batch.samples_per_prompt, time.monotonic()
     replacements = run.requests.algorithm.dynamic_sampling_rounds or 0
     groups = run.spec.batch.prompts_per_step if task.prompts is None else len(task.prompts)
     rounds = SamplingRounds(groups, replacements, run.prompts.count, run.prompts.left)
-    first_plan: GenerationPlan | None = None
     journal: PieceJournal | None = None
-    while rounds.count:
-        if task.prompts is None:
-            prompts = run.prompts.cursor.draw(rounds.count, taken=rounds.taken)
-        else:
-            prompts = list(task.prompts)
-        # Another rollout may draw before this one is complete.
+    prompts = run.prompts.cursor.draw(rounds.count) if task.prompts is None else list(task.prompts)
+    rounds.draw(prompts)
+    # Another rollout may draw before this one is complete.
+    cursor, passes = run.prompts.cursor.state(), run.prompts.passes
+    plan = run.plans.plan(prompts, samples, "training")
+    await hold_as_planned(run, task.step, plan)
+    if task.on_plan is not None:
+        task.on_plan(plan)
+    if run.requests.learns_in_pieces and task.prompts is None:
+        # Dynamic sampling and pieces exclude each other.
+        reference = _reference(task.step, prepared, prompts, samples)
+        journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
+        on_planned(reference, plan, journal)
+    if replacements:
+        replacing = Replacing(run, rounds, plan, prepared.groups)
+        preparation_seconds = await generate_and_prepare(
+            run, task, replacing.plan, generated, prepared, replacing.examples, replacing=replacing
+        )
         cursor, passes = run.prompts.cursor.state(), run.prompts.passes
-        plan = run.plans.plan(prompts, samples, "training")
-        if first_plan is not None:
-            run.progress.samples += len(prompts) * samples
-        if first_plan is None:
-            first_plan = plan
-            await hold_as_planned(run, task.step, plan)
-        if task.on_plan is not None:
-            task.on_plan(plan)
-        if run.requests.learns_in_pieces and task.prompts is None:
-            # Rounds and pieces exclude each other.
-            reference = _reference(task.step, prepared, prompts, samples)
-            journal = await asyncio.to_thread(_open_journal, run, reference, prepared)
-            on_planned(reference, plan, journal)
-        examples = training_examples(prompts, run.spec.tracking.sample_groups, samples)
-        preparation_seconds += await generate_and_prepare(run, task, plan, generated, prepared, examples, journal)
-        rounds.settle(prompts, lambda prompt: prepared.groups[prompt].teaches)
         if note := rounds.note(task.step):
             run.progress.note(note)
-    assert first_plan is not None
+    else:
+        examples = training_examples(prompts, run.spec.tracking.sample_groups, samples)
+        preparation_seconds = await generate_and_prepare(run, task, plan, generated, prepared, examples, journal)
     if task.prompts is None:
         _settle(run, task.step)
     await _check_scored(run, task, prepared)
-    generation_seconds = time.monotonic() - started - preparation_seconds
-    run.cost_model.history.add("rollout", generation_seconds + preparation_seconds)
+    seconds = time.monotonic() - started
+    run.cost_model.history.add("rollout", seconds)
     return Rollout(
         batch=journal.batch(task.step) if journal else _reference(task.step, prepared, rounds.chosen, samples),
-        plan=first_plan,
+        plan=plan,
         generated=generated,
         prepared=prepared,
         cursor=cursor,
         passes=passes,
-        seconds={"generation": generation_seconds, "preparation": preparation_seconds},
+        seconds={"generation": seconds - preparation_seconds, "preparation": preparation_seconds},
         rounds=rounds.done,
         replaced_groups=rounds.replaced,
     )
@@ -194,38 +191,55 @@ async def generate_and_prepare(
     prepared: PreparationOutcome,
     examples: Collection[SampleTask],
     journal: PieceJournal | None = None,
+    *,
+    replacing: Replacing | None = None,
 ) -> float:
     """Carry a plan out; fill in both outcomes. Return the seconds that preparation took after generation.
 
     Args:
         examples: samples to be had as text.
         journal: receives the prepared chunks, if the batch is learnt from in pieces.
+        replacing: draws fresh prompts for groups that teach nothing, if any does.
     """
     if task.purpose == "training" and task.live is None:
         consider_prefixes(run, task.step, plan)
     watched, migration = run.follows_forecasts, run.cost_model.open_migration(plan)
+
+    async def arrivals(replacing: Replacing) -> AsyncGenerator[GenerationPlan, None]:
+        async for fresh in replacing.arrivals():
+            watch.more_is_generated()
+            yield fresh
+
     async with AsyncExitStack() as parts:
         choice = run.letting_actors_go.rollout(f"{task.purpose}-{task.step}", len(plan.shares))
         away = await parts.enter_async_context(choice)
-        generation = await _begin_generation(run, task, plan, generated, migration, away, parts)
+        fresh = arrivals(replacing) if replacing is not None else None
+        generation = await _begin_generation(run, task, plan, generated, migration, away, parts, fresh)
         left = 0 if watched else None
         preparers = await parts.enter_async_context(run.preparers.part(task.step, plan.planned.preparers, left=left))
-        watch = RolloutWatch(run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast)
+        may_go_on = replacing.may_go_on if replacing is not None else lambda: False
+        watch = RolloutWatch(
+            run, task.purpose, plan, migration, generated, prepared, preparers, task.on_forecast, may_go_on
+        )
         stage = "generation" if task.purpose == "training" else task.purpose
         run.progress.stage(stage, step=task.step, actors=len(plan.shares))
         if task.purpose == "training" and not run.follows_forecasts:
             await expect_learner(run, plan.planned.expected_generation_seconds)
         generated_at = time.monotonic()
 
-        async def groups() -> AsyncGenerator[CompleteGroup, None]:
+        async def groups() -> AsyncGenerator[CompleteGroup | None, None]:
             nonlocal generated_at
+            numbers = itertools.count(1)
             async for group in generation:
                 yield group
-            generated_at = time.monotonic()
-            if watched:
-                await watch.all_is_generated()
-            if task.purpose == "training":
-                run.progress.stage("preparation", step=task.step)
+                # Fresh prompts may join the plan.
+                if next(numbers) == len(plan.estimates):
+                    generated_at = time.monotonic()
+                    if watched:
+                        await watch.all_is_generated()
+                    if task.purpose == "training":
+                        run.progress.stage("preparation", step=task.step)
+                    yield None
 
         async with watch.under_way() if watched else nullcontext():
             await prepare(
@@ -237,7 +251,7 @@ async def generate_and_prepare(
                 instances=preparers,
                 driver=run.lease.number,
                 retries=run.spec.limits.retries,
-                on_prepared=_on_prepared(run, task, journal),
+                on_prepared=_on_prepared(run, task, journal, replacing),
                 followed=journal is not None and not run.capacity.sleeps,
             )
     run.progress.over(stage, task.step)
@@ -252,36 +266,16 @@ async def _begin_generation(
     migration: Migration,
     away: Away | None,
     parts: AsyncExitStack,
+    arrivals: AsyncIterator[GenerationPlan] | None,
 ) -> AsyncGenerator[CompleteGroup, None]:
-    """Return the groups of a plan as they become complete. Actors of its own have instances until `parts` is left."""
+    """Return the groups of a plan, and of those that arrive, as they become complete. Actors of its own have instances
+    until `parts` is left."""
     if task.live is not None:
-        return generate_live(run, task.live, task.step, task.policy, plan, generated)
+        return generate_live(run, task.live, task.step, task.policy, plan, generated, arrivals)
     preload = run.requests.preload(task.policy.now)
     generators = await parts.enter_async_context(run.generators.part(task.step, len(plan.shares), preload))
     sharing = _sharing(run, task, plan)
     generated.shares_prefixes |= sharing is not None
-    return _generation(run, task, plan, generated, generators, sharing, migration, away)
-
-
-def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
-    """Return the prefixes that a rollout's actors share; None if they share none."""
-    if not run.prefixes.able or len(plan.shares) == 1:
-        return None
-    sharing = could_share(run, task.purpose, plan)
-    return sharing if sharing is not None and run.prefixes.used(sharing) else None
-
-
-def _generation(
-    run: TrainingRun,
-    task: RolloutTask,
-    plan: GenerationPlan,
-    generated: GenerationOutcome,
-    instances: Part,
-    sharing: PrefixSharing | None,
-    migration: Migration,
-    away: Away | None,
-) -> AsyncGenerator[CompleteGroup, None]:
-    """Return the groups of a plan as they become complete."""
     reads = ReadsOfVersion(run.weights_traffic)
 
     def on_event(actor: str, event: Event) -> None:
@@ -293,54 +287,26 @@ def _generation(
         run.platform,
         plan.shares,
         generated,
-        _generation_settings(run, task, plan, reads, sharing, away),
+        settings_of(run, task.step, task.purpose, task.policy.begun, plan, reads, sharing, away),
         migration=migration,
-        instances=instances,
+        instances=generators,
         on_event=on_event,
+        arrivals=arrivals,
     )
 
 
-def _generation_settings(
-    run: TrainingRun,
-    task: RolloutTask,
-    plan: GenerationPlan,
-    reads: ReadsOfVersion,
-    sharing: PrefixSharing | None,
-    away: Away | None,
-) -> GenerationSettings:
-    tokens, moves = run.prompts.tokens(task.purpose), run.spec.planning.migration
-    draft_steps = run.draft_history.steps_for
-    may_move = moves.policy != "none" and len(plan.shares) > 1
-
-    def make_request(attempt: ActorAttempt) -> GenerationRequest:
-        reads.asks(attempt.actor, attempt.weights.version)
-        return run.requests.generate(
-            task.step,
-            task.purpose,
-            None,
-            sharing,
-            draft_steps,
-            attempt,
-            weights_from=run.relays.chain(attempt.weights.version),
-        )
-
-    return GenerationSettings(
-        sink_root=run.folder.rollouts(task.step, task.purpose),
-        driver=run.lease.number,
-        retries=run.spec.limits.retries,
-        prompt_tokens=tokens.__getitem__,
-        make_request=make_request,
-        weights=task.policy.begun,
-        slots=moves.slots if may_move else 1,
-        away=away,
-    )
+def _sharing(run: TrainingRun, task: RolloutTask, plan: GenerationPlan) -> PrefixSharing | None:
+    """Return the prefixes that a rollout's actors share; None if they share none."""
+    if not run.prefixes.able or len(plan.shares) == 1:
+        return None
+    sharing = could_share(run, task.purpose, plan)
+    return sharing if sharing is not None and run.prefixes.used(sharing) else None
 
 
 def _preparation_requests(
     run: TrainingRun, task: RolloutTask, plan: GenerationPlan, examples: Collection[SampleTask]
 ) -> Callable[[str, Sequence[CompleteGroup], int], PrepareRequest]:
     """Return what makes the request for a chunk: by the name of its part, its groups, and the attempt."""
-    visits = {prompt: estimate.seen for prompt, estimate in plan.estimates.items()}
 
     def make_request(part: str, chunk: Sequence[CompleteGroup], attempt: int) -> PrepareRequest:
         return run.requests.prepare(
@@ -352,7 +318,7 @@ def _preparation_requests(
             attempt,
             [sample for group in chunk for sample in group.samples],
             sorted({uri for group in chunk for uri in group.parts}),
-            visits,
+            {group.prompt: plan.estimates[group.prompt].seen for group in chunk},
             examples,
             by_group=task.on_prepared is not None,
             progress=run.prompts.progress(task.step, task.purpose),
@@ -362,13 +328,15 @@ def _preparation_requests(
 
 
 def _on_prepared(
-    run: TrainingRun, task: RolloutTask, journal: PieceJournal | None
+    run: TrainingRun, task: RolloutTask, journal: PieceJournal | None, replacing: Replacing | None
 ) -> Callable[[PrepareResult], Awaitable[None]] | None:
-    """Return what is told of every prepared chunk; None where nothing learns from groups as they come."""
-    if journal is None and task.on_prepared is None:
+    """Return what is told of every prepared chunk; None where nothing goes by groups as they come."""
+    if journal is None and task.on_prepared is None and replacing is None:
         return None
 
     async def tell(result: PrepareResult) -> None:
+        if replacing is not None:
+            replacing.prepared(result)
         if task.on_prepared is not None:
             task.on_prepared(result)
         if journal is not None:

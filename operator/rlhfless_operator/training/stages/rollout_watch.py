@@ -40,6 +40,7 @@ class RolloutWatch:
         preparers: the rollout's part of them; it begins with nothing to do.
         on_forecast: called with the seconds until the learner has work, before instances are kept or started for it;
             returns whether it is being let go or loads its state.
+        may_go_on: returns whether fresh prompts may join the plan.
     """
 
     def __init__(
@@ -52,16 +53,15 @@ class RolloutWatch:
         prepared: PreparationOutcome,
         preparers: Part,
         on_forecast: Callable[[float], bool],
+        may_go_on: Callable[[], bool] = lambda: False,
     ) -> None:
         self._run = run
+        self._may_go_on = may_go_on
         self._trains = purpose == "training"
         self._prompt_tokens = run.prompts.tokens(purpose)
         self._planned_seconds, self._groups = plan.planned.expected_generation_seconds, len(plan.estimates)
-        acting = run.cost_model.acting
-        self._away_token = {
-            prompt: acting.predict(prompt, estimate.mean, known=self._trains).away_seconds / max(estimate.mean, 1.0)
-            for prompt, estimate in plan.estimates.items()
-        }
+        self._estimates = plan.estimates
+        self._away_token = {prompt: self._away_token_of(prompt) for prompt in plan.estimates}
         """Seconds that samples of each prompt are with their environments, for each token that they sample."""
         self._migration = migration
         self._generated = generated
@@ -92,6 +92,10 @@ class RolloutWatch:
         self._is_generated = True
         await self._may_prepare()
 
+    def more_is_generated(self) -> None:
+        """Note that fresh prompts have joined the plan."""
+        self._is_generated = False
+
     async def _watch(self) -> None:
         begun = self._begun = time.monotonic()
         while True:
@@ -117,7 +121,8 @@ class RolloutWatch:
             await capacity.expect("learning", run.learners.now, run.learner_preload, within=learning)
         # In the first step nothing is known of learning: then this is the earliest moment.
         later = left + history.mean("learning")
-        await capacity.next_use("generation", later)
+        # Groups that are prepared now may have to be replaced.
+        await capacity.next_use("generation", left if self._may_go_on() else later)
         await capacity.next_use("preparation", later)
 
     async def _may_prepare(self) -> None:
@@ -133,11 +138,18 @@ class RolloutWatch:
     def _samples(self) -> list[tuple[Key, Unfinished]]:
         return [each for actor in self._actors for each in actor.samples.items()]
 
+    def _away_token_of(self, prompt: int) -> float:
+        mean = self._estimates[prompt].mean
+        acts = self._run.cost_model.acting.predict(prompt, mean, known=self._trains)
+        return acts.away_seconds / max(mean, 1.0)
+
     def _away(self) -> dict[int, float]:
         """Return the longest time that a sample of each prompt is still to be with its environment, in seconds, in
         proportion to the tokens that are left."""
         left = dict[int, float]()
         if self._run.spec.environment is not None:
+            for fresh in self._estimates.keys() - self._away_token.keys():
+                self._away_token[fresh] = self._away_token_of(fresh)
             seen = None if any(self._away_token.values()) else self._away_so_far()
             for (prompt, _), sample in self._samples:
                 token = self._away_token[prompt] if seen is None else seen
