@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # same each time; those of CI are others each time, and it keeps what failed.
 _ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("rlhfless", _ANY_SPEED, derandomize=True, max_examples=50)
-settings.register_profile("ci", _ANY_SPEED, derandomize=False, max_examples=300, print_blob=True)
+settings.register_profile("ci", _ANY_SPEED, derandomize=False, max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "rlhfless"))
 
 

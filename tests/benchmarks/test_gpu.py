@@ -173,7 +173,7 @@ def test_what_was_measured_before_a_cut_after_any_part_is_kept(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_a_command_that_is_ended_leaves_what_was_measured_and_no_part_that_goes_on(
     tmp_path: Path, end: signal.Signals
 ) -> None:

@@ -21,7 +21,7 @@ def step_of(policy: str) -> tuple[ObservedStep, Side, Side]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["even", "cost"])
+@pytest.mark.parametrize("policy", [pytest.param("even", marks=pytest.mark.nightly), "cost"])
 def test_samples_end_in_the_simulators_order_and_no_sooner(policy: str) -> None:
     step, real, simulated = step_of(policy)
     assert real.ends.keys() == simulated.ends.keys()

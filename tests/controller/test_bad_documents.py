@@ -130,7 +130,7 @@ def odd_documents() -> Iterator[dict[str, Any]]:
         yield document
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.nightly)])
 def test_odd_documents_do_no_harm(
     server: ApiServer, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:

@@ -110,7 +110,7 @@ def test_an_operator_that_waits_to_lead_ends_when_told_to(jobs: Jobs, tmp_path: 
         assert leader(jobs) == leading
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_operators_without_an_election_do_not_spoil_a_job(jobs: Jobs, tmp_path: Path) -> None:
     with operator_process(tmp_path, 0.05, jobs.namespace) as first, operator_process(tmp_path, 0.05, jobs.namespace):
         jobs.apply(small_job(steps=12))

@@ -89,7 +89,7 @@ def test_a_model_is_measured_and_shown(tiny_model: Path, prompts: Path, tmp_path
     assert "<script" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_are_shown_without_json(tiny_model: Path, prompts: Path) -> None:
     table = said(str(tiny_model), "--data", str(prompts), *SMALL)
     assert "suitability" in table

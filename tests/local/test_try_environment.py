@@ -64,7 +64,7 @@ def test_all_rewards_score_what_the_environment_played(job: Path) -> None:
         assert 0 < episode["given_tokens"] < episode["tokens"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_environment_that_fails_is_a_fault(job: Path) -> None:
     source = (job.parent / "counter.py").read_text()
     (job.parent / "counter.py").write_text(source.replace("return float(", "raise KeyError("))

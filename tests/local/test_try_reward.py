@@ -99,7 +99,7 @@ def test_a_failure_is_told_with_its_first_cause_beside_what_the_others_scored(
     assert any(line[:5] == ["ends", "format", "0.5", "3", "of"] for line in table)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reward_that_scores_nothing_fails(tiny_job: MakeJob, tmp_path: Path) -> None:
     file = tiny_job()
     (file.parent / "reward.py").write_text("def reward(completions, **columns): return [None for _ in completions]\n")

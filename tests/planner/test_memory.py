@@ -20,8 +20,15 @@ EXPERTS = {**SMALL, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 8])
-@pytest.mark.parametrize("config", [{**SMALL, "model_type": "qwen2"}, {**EXPERTS, "model_type": "qwen3_moe"}])
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [
+        ({**SMALL, "model_type": "qwen2"}, 1),
+        ({**EXPERTS, "model_type": "qwen3_moe"}, 8),
+        pytest.param({**SMALL, "model_type": "qwen2"}, 8, marks=pytest.mark.nightly),
+        pytest.param({**EXPERTS, "model_type": "qwen3_moe"}, 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_learner_takes_what_torch_counts(config: dict[str, object], ranks: int) -> None:
     options = ["--config", json.dumps(config), "--ranks", str(ranks), "--tokens", "1024"]
     command = [sys.executable, "benchmarks/planning/learner_memory.py", *options]

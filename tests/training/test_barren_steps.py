@@ -23,9 +23,13 @@ def job_with(make: MakeJob, reward: str, **overrides: Any) -> Path:
     ("algorithm", "reward"),
     [
         ({"name": "grpo", "kl": {"coefficient": 0.01}}, CONSTANT),
-        ({"name": "rloo", "kl": {"coefficient": 0.01, "placement": "reward", "estimator": "k1"}}, CONSTANT),
+        pytest.param(
+            {"name": "rloo", "kl": {"coefficient": 0.01, "placement": "reward", "estimator": "k1"}},
+            CONSTANT,
+            marks=pytest.mark.nightly,
+        ),
         ({"name": "dapo", "dynamicSamplingRounds": 1}, CONSTANT),
-        ({"name": "reinforce_plus_plus", "kl": None}, CONSTANT),
+        pytest.param({"name": "reinforce_plus_plus", "kl": None}, CONSTANT, marks=pytest.mark.nightly),
     ],
     ids=["grpo", "penalty in the reward", "dapo", "whitened"],
 )

@@ -36,8 +36,8 @@ def test_a_driver_that_dies_at_some_of_its_writes_changes_nothing(
     undisturbed = tiny_job("undisturbed", **SHORT)
     run_job(undisturbed)
     file = tiny_job("killed", **SHORT)
-    places = killed_at_writes(file, tmp_path, 16)
-    assert len(places) >= 3, places
+    places = killed_at_writes(file, tmp_path, 25)
+    assert len(places) >= 2, places
     check(file, undisturbed)
 
 

@@ -97,8 +97,12 @@ def test_a_longer_job_goes_on_behind_the_prompts_of_every_round(tiny_job: MakeJo
     ("algorithm", "batch"),
     [
         ({"name": "ppo", "critic": {"warmupSteps": 1}, "dynamicSamplingRounds": 3}, {}),
-        ({"name": "reinforce_plus_plus", "dynamicSamplingRounds": 3}, {"minibatchSamples": None}),
-        ({"name": "dapo", "maskTruncated": True}, {}),
+        pytest.param(
+            {"name": "reinforce_plus_plus", "dynamicSamplingRounds": 3},
+            {"minibatchSamples": None},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param({"name": "dapo", "maskTruncated": True}, {}, marks=pytest.mark.nightly),
     ],
     ids=["critic", "whitened", "truncated"],
 )

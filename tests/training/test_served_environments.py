@@ -54,7 +54,8 @@ def test_it_ends_with_the_run(served: Path) -> None:
     assert not [each for each in psutil.process_iter(["cmdline"]) if SERVER in (each.info["cmdline"] or [])]
 
 
-@pytest.mark.parametrize("replayable", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("replayable", [True, False])
 def test_a_server_that_is_killed_in_mid_episode_is_started_again(
     make_job: MakeJob, served: Path, replayable: bool
 ) -> None:

@@ -93,7 +93,7 @@ def final_weights(store: Store, name: str) -> dict[str, torch.Tensor]:
     return load(store.read(f"{uri}/model.safetensors"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("warm_start")
 def test_a_job_goes_on_once_the_store_is_back(tiny_job: Callable[..., Path], store: Store) -> None:
     run_job(tiny_job("undisturbed", steps=4))

@@ -170,11 +170,14 @@ def test_instances_have_newer_weights_in_memory_when_they_are_told_of_them(tiny_
     [
         {"algorithm": {"name": "ppo", "kl": {"coefficient": 0.01}}},
         {"algorithm": {"name": "dapo", "kl": {"coefficient": 0.0}, "dynamicSamplingRounds": 1}},
-        {"model": {"lora": {"rank": 4}}},
-        {
-            "async": {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep"},
-            "generation": {"flush": "1ms", "drafting": "auto"},
-        },
+        pytest.param({"model": {"lora": {"rank": 4}}}, marks=pytest.mark.nightly),
+        pytest.param(
+            {
+                "async": {"maxStaleness": 2, "newWeights": "switch", "kvCache": "keep"},
+                "generation": {"flush": "1ms", "drafting": "auto"},
+            },
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["ppo", "dapo", "an adapter", "drafts and kept keys"],
 )

@@ -37,7 +37,7 @@ def exits_of(folder: Path) -> ExitLayers:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.nightly), 0.8])
 def test_drafts_change_no_bit_in_any_family(family: str, temperature: float, tiny_model: Path, tmp_path: Path) -> None:
     folder = save(FAMILIES[family], tmp_path / "model", tiny_model)
     tasks = share(4, 1)

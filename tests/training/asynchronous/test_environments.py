@@ -66,6 +66,7 @@ def test_episodes_go_on_with_newer_weights(make_job: MakeJob) -> None:
     assert any(len(sample.versions) > 1 for sample in learnt_samples(file))
 
 
+@pytest.mark.nightly
 def test_a_server_that_the_job_runs_has_the_episodes_of_all_rollouts(make_job: MakeJob) -> None:
     file = ahead(make_job, "served", {"served": {"sessions": 64}})
     finish(file)

@@ -217,7 +217,7 @@ def test_a_driver_that_comes_later_goes_on_with_the_weights_that_began(
 @pytest.mark.parametrize(
     ("algorithm", "points"),
     [
-        ("ppo", ("taken-2",)),
+        pytest.param("ppo", ("taken-2",), marks=pytest.mark.nightly),
         pytest.param("grpo", (OVERTAKEN,), marks=pytest.mark.nightly),
         pytest.param("grpo", POINTS, marks=pytest.mark.nightly),
     ],

@@ -57,7 +57,7 @@ def test_a_greedy_evaluation_with_rewards_of_its_own(tiny_job: MakeJob, tiny_mod
             assert example["response"] == greedy_response(model, tokenizer, example["prompt"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_evaluation_at_a_temperature_of_its_own(tiny_job: MakeJob) -> None:
     """Almost greedy at one seed as at another, where training samples at 1."""
     cold = {"data": {"source": "train.jsonl"}, "sampling": {"temperature": 1e-6}}
