@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlhfless_operator.commands.exits import fail
 from rlhfless_operator.console import PlainConsole
-from rlhfless_operator.formatting import clipped, printable
+from rlhfless_operator.formatting import clipped, excerpt, printable
 
 COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\u202e"
 
@@ -48,3 +48,22 @@ def test_an_error_commands_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_clipped_text_says_so() -> None:
     assert (clipped("abc", 3), clipped("abcd", 3)) == ("abc", "ab…")
+
+
+@given(st.text(st.characters()), st.integers(1, 60))
+def test_an_excerpt_is_printable_and_no_longer_than_asked(text: str, most: int) -> None:
+    shown = excerpt(text, most)
+    assert len(shown) <= most
+    assert printable(shown) == shown
+    if len(printable(text)) <= most:
+        assert shown == printable(text)
+
+
+def test_of_a_very_long_text_only_the_beginning_is_looked_at() -> None:
+    """A failure with a message of 4 MB held the operator up for two seconds."""
+
+    class Unread(str):
+        def translate(self, table: object) -> str:
+            raise AssertionError(f"all {len(self)} characters were looked at")
+
+    assert excerpt(Unread("x" * 4_000_000), 10) == "xxxxxxxxx…"

@@ -27,6 +27,11 @@ def clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def excerpt(text: str, most: int) -> str:
+    """Return the beginning of a text of any length, `printable` and `clipped`. No more of it than that is looked at."""
+    return clipped(printable(clipped(text, most)), most)
+
+
 def format_money(amount: Decimal, currency: str) -> str:
     """At least two decimals, and as many more (up to six) as two significant digits need: `0.0042 USD`."""
     places = 2 if amount == 0 else min(max(2, 1 - amount.adjusted()), 6)

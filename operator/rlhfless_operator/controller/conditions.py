@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhfless_operator.formatting import clipped, printable
+from rlhfless_operator.formatting import excerpt
 from rlhfless_operator.job.resource_status import Condition, ConditionType, ResourceStatus
 from rlhfless_operator.records.status import Phase
 
@@ -218,7 +218,7 @@ def apply(status: ResourceStatus, transition: Transition, *, generation: int, no
         now: RFC 3339.
     """
     conditions: Sequence[Condition] = status.conditions
-    message = clipped(printable(transition.message), _LONGEST_MESSAGE)
+    message = excerpt(transition.message, _LONGEST_MESSAGE)
     for kind, true, reason in transition.changes:
         conditions = set_condition(conditions, kind, true, reason, message, generation=generation, now=now)
     changed = {kind for kind, _, _ in transition.changes}
@@ -258,7 +258,7 @@ def set_condition(
         type=kind,
         status="True" if true else "False",
         reason=str(reason),
-        message=clipped(printable(message), _LONGEST_MESSAGE),
+        message=excerpt(message, _LONGEST_MESSAGE),
         last_transition_time=before.last_transition_time if before and before.status == status else now,
         observed_generation=generation,
     )

@@ -12,7 +12,7 @@ from rlhfless_operator.controller.context import OperatorContext
 from rlhfless_operator.controller.job import Supervisor
 from rlhfless_operator.controller.logs import NOTICE
 from rlhfless_operator.controller.resource import JobResource, next_action
-from rlhfless_operator.formatting import clipped, printable
+from rlhfless_operator.formatting import excerpt
 from rlhfless_operator.job.generated.crd import GROUP, PLURAL, VERSION
 from rlhfless_operator.job.resource_status import read_resource_status
 
@@ -84,7 +84,7 @@ class Handlers:
         def post(transition: Transition) -> None:
             if gate.lets(str(transition.reason), time.monotonic()):
                 kind = "Normal" if transition.good else "Warning"
-                message = clipped(printable(transition.message), _LONGEST_EVENT)
+                message = excerpt(transition.message, _LONGEST_EVENT)
                 kopf.event(body, type=kind, reason=str(transition.reason), message=message)
 
         gate = EventGate()
