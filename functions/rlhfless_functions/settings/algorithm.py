@@ -167,9 +167,9 @@ class AlgorithmSettings(Settings):
     critic: CriticSettings | None = None
     """The value model; only with `advantage: gae`."""
     dynamic_sampling_rounds: int | None = Field(default=None, ge=0, le=16)
-    """Most rounds in a step that replace groups with equal rewards by fresh prompts (DAPO); 0 keeps such groups. A group
-    is replaced as soon as it is scored, while others are still generated. Once the rounds or the prompts are used up,
-    such groups fill the batch."""
+    """Most rounds in a step that replace groups with equal rewards by fresh prompts (DAPO); 0 keeps such groups. A
+    group is replaced as soon as it is scored, while others are still generated. Once the rounds or the prompts are used
+    up, such groups fill the batch."""
     mask_truncated: bool = False
     """Exclude samples that reached the longest response from the loss (mask_truncated_completions)."""
 
