@@ -80,10 +80,14 @@ async def generate_live(
     )
 
     async def take_in(arrivals: AsyncIterator[GenerationPlan]) -> None:
-        async for fresh in arrivals:
-            rollout.add(_groups(run, fresh))
-            live.assign()
-        rollout.is_whole()
+        try:
+            async for fresh in arrivals:
+                rollout.add(_groups(run, fresh))
+                live.assign()
+            rollout.is_whole()
+        except Exception as error:
+            # Otherwise the rollout would wait for groups that never come.
+            rollout.fail(error)
 
     rollout = LiveRollout(_groups(run, plan), outcome, settings, grows=arrivals is not None)
     async with live.generating(rollout, _batches(plan)):
