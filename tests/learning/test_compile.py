@@ -90,7 +90,7 @@ def test_nothing_is_compiled_unless_asked_for(tiny_model: Path) -> None:
     assert graphs() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_all_layers_and_rows_of_any_length_share_what_is_compiled(tiny_model: Path) -> None:
     updates(tiny_model, True, algorithm=AlgorithmSettings())

@@ -71,7 +71,9 @@ def test_a_folder_with_files_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_start", "nothing_is_left_behind")
 @pytest.mark.parametrize(
-    "lora", [None, {"rank": 2}, {"rank": 2, "export": "adapter"}], ids=["full", "merged", "adapter"]
+    "lora",
+    [None, pytest.param({"rank": 2}, marks=pytest.mark.nightly), {"rank": 2, "export": "adapter"}],
+    ids=["full", "merged", "adapter"],
 )
 def test_a_run_that_died_has_the_model_of_its_last_step(
     tiny_job: MakeJob, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, object] | None

@@ -154,7 +154,7 @@ def test_with_no_older_one_the_error_names_the_file_and_a_remedy_that_helps(
     assert_same_final_weights(alone.file, undisturbed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_asynchronous_job_goes_back_too(tiny_job: Callable[..., Path], notes: list[str]) -> None:
     # By then it is written down which weights sample the last step.
     begun = "journal/step-000006-begun.json"

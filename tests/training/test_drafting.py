@@ -42,7 +42,7 @@ def test_drafting_changes_no_weights_and_says_what_it_did(tiny_job: MakeJob) -> 
         assert metrics["generation/drafts/unreadable"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_damaged_history_costs_a_job_nothing_but_drafts(tiny_job: MakeJob) -> None:
     file = tiny_job(
         generation={"engine": "transformers", "drafting": "auto", "instances": {"min": 2, "max": 2}}, steps=2

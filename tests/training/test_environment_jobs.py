@@ -33,6 +33,7 @@ def test_episodes_have_given_tokens_and_outcomes(undisturbed: Path) -> None:
     assert any("tool" in each for each in roles)
 
 
+@pytest.mark.nightly
 def test_three_actors_give_the_weights_of_one(make_job: MakeJob, undisturbed: Path) -> None:
     file = make_job("three-actors", 3)
     finish(file)

@@ -62,7 +62,7 @@ def test_instances_that_stay_make_the_weights_of_those_that_come_and_go_and_are_
     assert not any("seconds/load" in record["metrics"] for record in records[3:]), "the learner has stayed"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_held_instances_that_are_lost_while_they_stand_idle_are_replaced(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

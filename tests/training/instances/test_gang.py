@@ -247,7 +247,7 @@ def test_a_job_with_two_learners_loses_one_in_mid_step_and_comes_to_the_weights_
     assert len(busy) >= 2, "each instance is charged"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_goes_on_with_one_learner_where_the_second_does_not_come(
     tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

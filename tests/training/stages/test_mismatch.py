@@ -124,7 +124,7 @@ def test_a_job_with_a_window_that_no_layer_uses_samples_as_its_model_defines(
     assert record["metrics"]["mismatch/explained"] == 1.01
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("cold_start", "nothing_is_left_behind")
 def test_a_job_whose_engine_gives_all_layers_the_window_ends_at_its_first_step(
     file: Path, tiny_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
