@@ -86,6 +86,10 @@ def test_a_person_is_told_what_was_replaced() -> None:
     sampled(rounds, {0, 1, 4, 5})
     told = "step 2: 2 of 6 groups in 2 rounds had equal rewards"
     assert rounds.note(2) == f"{told}; fresh prompts took the places of groups that teach nothing"
+    scarce = SamplingRounds(groups=4, replacements=4, available=4)
+    sampled(scarce, {0})
+    told = "step 2: 3 of 4 groups in 1 round had equal rewards"
+    assert scarce.note(2) == f"{told}; no prompt is left, and 3 of them fill the batch"
     whole = SamplingRounds(groups=4, replacements=4, available=20)
     sampled(whole, {0, 1, 2, 3})
     assert whole.note(2) is None

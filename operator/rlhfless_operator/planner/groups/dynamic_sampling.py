@@ -67,7 +67,8 @@ class SamplingRounds:
         flat = self._flat(len(self.drawn))
         if not flat:
             return None
-        begins = f"step {step}: {len(flat)} of {len(self.drawn)} groups in {self.done} rounds had equal rewards"
+        rounds = "1 round" if self.done == 1 else f"{self.done} rounds"
+        begins = f"step {step}: {len(flat)} of {len(self.drawn)} groups in {rounds} had equal rewards"
         if missing := self.groups - (len(self.drawn) - len(flat)):
             why = "no round" if self.done > self.replacements else "no prompt"
             return f"{begins}; {why} is left, and {missing} of them fill the batch"
