@@ -49,7 +49,10 @@ def test_what_another_driver_has_written_stays(tmp_path: Path, monkeypatch: pyte
     # Before its summary, a driver has ended the job itself.
     lost = "LeaseLostError: another driver has taken this job over; this one stops\n"
     assert said == ("" if what == "summary.json" else lost)
-    assert contents(job) == left
+    now = contents(job)
+    assert left.items() <= now.items()
+    # What its own instances were asked for before it stopped may still come, under names that no other driver uses.
+    assert all("/chunk-1-" in name for name in now.keys() - left.keys()), now.keys() - left.keys()
 
 
 @contextlib.contextmanager
@@ -62,6 +65,6 @@ def killed(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The digests of all files of a job, without the renewals of its drivers' leases."""
+    """The digests of all files of a job, without the renewals of its drivers' leases and what is half written."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-renewed.json"))
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if ".tmp-" not in path.name}

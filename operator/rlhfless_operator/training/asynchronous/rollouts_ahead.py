@@ -202,7 +202,7 @@ class RolloutsAhead:
     def report(self) -> tuple[PlanRecord | None, dict[str, float]]:
         """Return the newest plan, and the metrics of the rollouts that are complete since the last call."""
         found, self._unreported = self._unreported, []
-        switches, kept = self._settings.new_weights == "switch", self._run.spec.keeps_kv_cache
+        switches, kept = self._settings.new_weights == "switch", self._settings.kv_cache == "keep"
         return self._plan, rollout_metrics([batch.metrics for batch in found], switches=switches, kept=kept)
 
     async def __aenter__(self) -> Self:
