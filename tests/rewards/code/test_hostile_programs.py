@@ -324,14 +324,9 @@ def test_a_hostile_program_changes_nothing_outside(outside: Outside, programs: l
     check(outside, programs)
 
 
-OTHERS = in_parts([each for each in PROGRAMS if each not in QUICK])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "programs",
-    [part if number % 2 else pytest.param(part, marks=pytest.mark.nightly) for number, part in enumerate(OTHERS)],
-    ids=lambda part: part[0].name,
+    "programs", in_parts([each for each in PROGRAMS if each not in QUICK]), ids=lambda part: part[0].name
 )
 def test_no_hostile_program_changes_anything_outside(outside: Outside, programs: list[Program]) -> None:
     check(outside, programs)
